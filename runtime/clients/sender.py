@@ -257,7 +257,9 @@ class Sender(Client):
         except OSError as error:
             target.failure = f"cannot read {path}: {error.strerror}"
             return
-        if len(data) == want.size and self.send(target.peer.name, Chunk(want.digest, want.offset, data)):
+        if len(data) != want.size:
+            target.failure = f"{path} has become shorter since the push began; export the bundle again"
+        elif self.send(target.peer.name, Chunk(want.digest, want.offset, data)):
             target.sent += len(data)
             if target.last is not None:
                 missing = max(0, target.last.missing - len(data))

@@ -267,7 +267,6 @@ class Dialer:
         self.sockets: dict[str, zmq.Socket[bytes]] = {}
         self._all, self._heartbeat_ms = sockets, heartbeat_ms
         self._failures, self._poller = sockets.failures, sockets.poller
-        self._addresses: dict[str, str] = {}
         self._route_of: dict[str, tuple[str, bytes, bytes]] = {}
         """Address and public key of each peer, and the key of this process; the keys are empty without CURVE."""
         self._dialed: dict[str, str] = {}
@@ -303,7 +302,7 @@ class Dialer:
             self._dialed.pop(name, None)
             self._choices.pop(name, None)
             self._redial_at.pop(name, None)
-        self._addresses, self._route_of = dict(addresses), routes
+        self._route_of = routes
         for name in addresses:
             if name not in self.sockets:
                 self._open(name)
@@ -320,8 +319,8 @@ class Dialer:
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, self._all.heartbeat.connect_ms)
         if self._all.curve is not None:
             dealer.curve_serverkey = self._all.curve.peer_keys[name]
-        if numeric(self._addresses[name]):
-            self._choices[name] = (self._addresses[name],)
+        if numeric(address := self._route_of[name][0]):
+            self._choices[name] = (address,)
             self._dial(name)
 
     def _look_up_again(self) -> None:
@@ -330,7 +329,7 @@ class Dialer:
             self._poller.remove_descriptor(self._names.descriptor)
             self._names.close()
             self._names = None
-        looked_up = {name: address for name, address in self._addresses.items() if not numeric(address)}
+        looked_up = {name: address for name, (address, _, _) in self._route_of.items() if not numeric(address)}
         if looked_up:
             self._names = HostNameResolver(looked_up)
             self._poller.add_descriptor(self._names.descriptor)
@@ -406,7 +405,7 @@ class Dialer:
         return LinkDown(Link(dialed=name))
 
     def _no_answer(self, name: str) -> NoLink:
-        address = self._addresses[name]
+        address = self._route_of[name][0]
         tried = ", ".join(self._choices[name])
         where = address if tried == address else f"{address} ({tried})"
         return NoLink(name, f"nobody answers at {where}; start it, or correct its address in peers.yaml")
@@ -421,7 +420,7 @@ class Dialer:
 
     def pass_by(self, name: str) -> None:
         """End the connection to a process that is not ``name``, since the host name may have a new address."""
-        if name in self._up and not numeric(self._addresses[name]):
+        if name in self._up and not numeric(self._route_of[name][0]):
             self._disconnect(name)
             self._look_up(name, wanted=True)
 

@@ -27,7 +27,7 @@ from ls_edge.runtime.transport.connections import (
     Sockets,
 )
 from ls_edge.runtime.transport.keys import Curve, ZapHandler
-from ls_edge.runtime.transport.poller import SocketPoller
+from ls_edge.runtime.transport.poller import SocketPoller, has_messages
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -42,7 +42,6 @@ _BACKLOG_LINKS = 4096
 
 # Plain integers: arithmetic on the enums takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 
 
 class Links:
@@ -191,7 +190,7 @@ class Links:
             except zmq.Again:  # its connection has ended since
                 return
             self._on_message(frames, name, backlog, events)
-            if not int(socket.getsockopt(_EVENTS)) & _READABLE:
+            if not has_messages(socket):
                 backlog.clear()
                 return
         self.poller.used(socket)

@@ -21,6 +21,7 @@ import zmq
 _SOCKADDR = 16
 """Size of a zeroed AF_UNSPEC address; connecting a socket to it ends its connection."""
 _libc = ctypes.CDLL(None)
+# Plain integers: arithmetic on the enums takes as long as a small send.
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 
 
@@ -64,12 +65,12 @@ class SocketPoller:
         until = time.monotonic() + timeout
         while True:
             used, self._used = self._used, {}
-            ready = {socket: None for socket in used if _has_messages(socket)}
+            ready = {socket: None for socket in used if has_messages(socket)}
             # Rounded up to milliseconds; otherwise the last millisecond would be spent polling.
             left = 0.0 if ready else max(0.0, math.ceil((until - time.monotonic()) * 1e3) / 1e3)
             selected = self._selector.select(left)
             self._descriptors = {key.fd for key, _ in selected if key.data is None}
-            ready |= {key.data: None for key, _ in selected if key.data is not None and _has_messages(key.data)}
+            ready |= {key.data: None for key, _ in selected if key.data is not None and has_messages(key.data)}
             if ready or self._descriptors or left == 0.0:
                 return list(ready)
 
@@ -78,7 +79,8 @@ class SocketPoller:
         self._selector.close()
 
 
-def _has_messages(socket: zmq.Socket[bytes]) -> bool:
+def has_messages(socket: zmq.Socket[bytes]) -> bool:
+    """Return whether a socket has messages; unless it does, the next one makes its descriptor readable."""
     return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
 
 

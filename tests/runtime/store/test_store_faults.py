@@ -157,6 +157,15 @@ def test_a_peer_returns_from_a_bundle_that_does_not_load_on_a_full_disk(
     assert "went back to the previous bundle" in status.reason
 
 
+def test_a_file_that_becomes_shorter_during_a_push_is_named(serve, file, keys, tiny_bundle, tmp_path, push):
+    """The peer waited for ten seconds, and blamed the laptop."""
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    part = bundle / Bundle.open(bundle).manifest.parts.blocks[BLOCKS[0]].file
+    serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
+    with pytest.raises(PushError, match=r"a: .*01.onnx has become shorter since the push began; export .* no peer was"):
+        push(bundle, on_change=lambda *_: part.write_bytes(b"short"))
+
+
 def flip(store, bundle, file=None):
     """Change one bit of a part of a bundle in a store, or of a file of another name."""
     path = store / "files" / (file or Bundle.open(bundle).manifest.parts.blocks[BLOCKS[0]].sha256)
