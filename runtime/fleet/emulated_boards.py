@@ -34,21 +34,19 @@ _TABLE = (
     "(developer.nvidia.com/blog/nvidia-jetson-orin-nano-developer-kit-gets-a-super-boost)"
 )
 IMAGES_PER_SECOND = {"orin-nano": (98.0, _TABLE), "orin-nano-super": (158.0, _TABLE)}
-"""Published images per second of ViT-B/16 at 224 pixels, and its source.
+"""Published images per second of ViT-B/16 at 224 pixels, and the source of the number.
 
 Other public repositories cite that address; the page itself could not be opened when this was written.
 """
 _VIT_B_BLOCKS = 12
-
-
 _NEXT_CALL_S = 0.003
-"""Longest pause after which an engine call counts as having waited for the previous one. Peers take less; with a longer
-limit, calls that did not wait would be shortened too."""
+"""Longest pause after which an engine call counts as having waited for the previous one. Peers take less time; with a
+longer limit, calls that did not wait would be shortened, too."""
 
 
 @dataclass(frozen=True)
 class EmulatedBoard:
-    """Name as a peer, time of a block, and the source of that time."""
+    """Name of the peer, time of a block, and the source of that time."""
 
     name: str
     block_ms: float
@@ -56,7 +54,7 @@ class EmulatedBoard:
 
 
 class Pacer:
-    """Pace of the engines of one process, which run one call at a time."""
+    """Paces the engines of one process, which run one call at a time."""
 
     def __init__(self) -> None:
         self._returned_at, self._late_s = 0.0, 0.0
@@ -64,7 +62,7 @@ class Pacer:
     def hold(self, called: float, least_s: float) -> None:
         """Sleep until a call that began at ``called`` has taken ``least_s``.
 
-        Sleeps end late. A board would have finished on time and started the next call, so a call that was already
+        Sleeps end late. A real board would have finished on time and started the next call, so a call that was already
         waiting is shortened by the delay.
         """
         now = time.perf_counter()
@@ -106,16 +104,16 @@ class PacedPeer(Peer):
     block_ms = 0.0
 
     def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
-        """Open the engines, with those of blocks at the pace of the board, which the peer measures as it warms up.
+        """Open the engines; those of blocks run at the pace of the board, which the peer measures as it warms up.
 
-        Stem and head are not paced: the time of the blocks includes them.
+        Stem and head are not paced, since the time of the blocks includes them.
         """
         pacer, opened = Pacer(), super().open_engines(setup, on_choice)
         return {b: e if b in ENDS else PacedEngine(e, pacer, self.block_ms) for b, e in opened.items()}
 
 
 class BoardCluster(LocalCluster):
-    """Processes of emulated boards on the loopback, with keys and empty stores."""
+    """Emulated boards as processes on the loopback interface, with keys and empty stores."""
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class BoardCluster(LocalCluster):
         super().__init__(folder, bundle, placement, sources=[source], keys=True, stores=True)
 
     def peer_command(self, name: str) -> list[str]:
-        """Return the words that start this module as a peer."""
+        """Return the command that starts this module as a peer, without its arguments."""
         return [sys.executable, "-m", __name__, "--block-ms", str(self._block_ms[name])]
 
 

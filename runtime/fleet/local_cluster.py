@@ -1,6 +1,6 @@
 """Peers on this machine: processes of ``ls-edge peer`` that are started, killed and restarted.
 
-For the demo, for tests, and for trying a placement before there are boards.
+Used by the demo and by tests, and for trying a placement without boards.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ls_edge.runtime.transport.keys import new_keys
 if TYPE_CHECKING:
     from typing_extensions import Self
 _PORTS = range(10_000, 32_768)
-"""Ports for peers: Linux dials from higher ones, and a link to a dead peer's port may not take that port itself."""
+"""Ports for peers: Linux dials from higher ports, so a link to a dead peer's port cannot take that port itself."""
 
 
 class LocalCluster:
-    """Peers of a placement on free ports of the loopback; a context manager that leaves no process behind.
+    """Peers of a placement on free loopback ports; a context manager that leaves no process behind.
 
     The processes end when their standard input, a pipe from this process, is closed.
     """
@@ -51,8 +51,8 @@ class LocalCluster:
     ) -> None:
         """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
 
-        ``each`` are further keys of every peer in the file, ``arguments`` further arguments of ``ls-edge peer``, and
-        ``sources`` the names of sources in the file. With ``stores`` each peer starts with an empty store instead of
+        ``each`` has further keys for every peer in the file, ``arguments`` further arguments of ``ls-edge peer``, and
+        ``sources`` the names of sources in the file. With ``stores``, each peer starts with an empty store instead of
         the bundle, and the sources may push. Blocks may be text, as in ``peers.yaml``.
         """
         self.folder = Path(folder)
@@ -123,11 +123,11 @@ class LocalCluster:
         self.start(*self.bundles)
 
     def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
-        """Return the words that start a peer, without its arguments."""
+        """Return the command that starts a peer, without its arguments."""
         return [sys.executable, "-m", "ls_edge", "peer"]
 
     def secret_key(self, name: str) -> Path | None:
-        """Return the file with the secret key of a peer or source; None without keys."""
+        """Return the file of the secret key of a peer or source; None without keys."""
         return self.folder / f"{name}.key_secret" if self._keys else None
 
     def store(self, name: str) -> Path:
@@ -171,7 +171,7 @@ class LocalCluster:
         self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
 
     def wait_settled(self, *names: str, timeout: float = 30.0) -> None:
-        """Wait until peers are warm, or wait for a bundle."""
+        """Wait until peers have logged that they are warm or waiting for a bundle."""
         self._wait_logged(names, (b" warm ", b'"warm"', b"waiting for a bundle"), "start", timeout)
 
     def _wait_logged(self, names: Sequence[str], texts: Sequence[bytes], what: str, timeout: float) -> None:
@@ -192,12 +192,12 @@ class LocalCluster:
         return lines[-1] if lines else "its log is empty"
 
     def close(self) -> None:
-        """Terminate all peers, and let other processes take their ports."""
+        """Terminate all peers and release their ports."""
         self._stop()
         self._free_ports()
 
     def _stop(self) -> None:
-        """Terminate all peers, and kill those that still run after two seconds."""
+        """Terminate all peers, and kill any that still run after two seconds."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -219,19 +219,19 @@ class LocalCluster:
 
 
 def even_parts(num_blocks: int, count: int) -> list[range]:
-    """Return ``count`` parts of the blocks, of equal size give or take one block."""
+    """Divide the blocks into ``count`` parts, equal in size up to one block."""
     edges = [num_blocks * place // count for place in range(count + 1)]
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that were free a moment ago, below those from which Linux dials."""
+    """Return loopback ports that are probably free, below those from which Linux dials."""
     with contextlib.ExitStack() as sockets:
         return _hold_ports(count, sockets)
 
 
 def _hold_ports(count: int, sockets: contextlib.ExitStack) -> list[int]:
-    """Return free ports that nobody else can find free until the sockets close; libzmq can listen on them meanwhile."""
+    """Return free ports, reserved until the sockets close; libzmq can listen on them meanwhile."""
     ports: list[int] = []
     while len(ports) < count:
         port = _PORTS.start + secrets.randbelow(len(_PORTS))
@@ -241,7 +241,7 @@ def _hold_ports(count: int, sockets: contextlib.ExitStack) -> list[int]:
         except OSError:  # in use
             held.close()
             continue
-        # Linux lets others bind a port that nobody listens on if all their sockets say so; libzmq's listeners do.
+        # If all its sockets have SO_REUSEADDR, a port without a listener can be bound again; those of libzmq have it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sockets.enter_context(held)
         ports.append(port)

@@ -1,7 +1,7 @@
-"""The document of ``ls-edge plan``: the placement, its estimates, those of simpler placements, and a recommendation.
+"""Document of ``ls-edge plan``: the placement, its estimates, simpler placements to compare, and a recommendation.
 
-Plan and baselines are simulated if the fleet is small enough, and the best by simulation is chosen, because the
-simulation includes queues and policies.
+If the fleet is small enough, the plan and the baselines are simulated, and the best by simulation is chosen, because
+the simulation includes queues and policies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     bundle_id: str
     objective: Objective
     recommendation: str
-    """``distribute`` if that is best, else ``single``: one device should answer an image alone."""
+    """``distribute`` if that is best, else ``single``: each image should be answered by one device alone."""
     reason: str
     placement: dict[str, tuple[ShownPart, ...]]
     """Best placement for ``ls-edge``, even if distribution is not recommended."""
@@ -53,7 +53,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     expected: Expected
     formula: Expected
     baselines: dict[str, Expected | None]
-    """``single``, ``copies``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory does not allow one.
+    """``single``, ``copies``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory is too short for one.
 
     ``copies`` is also null with one device.
     """
@@ -79,7 +79,7 @@ def plan_document(
     simulate: bool = True,
     on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> PlanDocument:
-    """Simulate the candidates, choose the best, and recommend whether to distribute."""
+    """Simulate the candidates, choose the best one, and recommend whether to distribute."""
     warnings: list[str] = []
     candidates = _candidates(problem, objective, planned)
     candidates += [one for one in (planned.copies, planned.single) if one is not None]
@@ -132,7 +132,7 @@ def plan_document(
 
 
 def _candidates(problem: PlanningProblem, objective: Objective, planned: PlannedPlacement) -> list[Candidate]:
-    """Return plan, baselines and, for latency, placements with more holders, which parallel blocks need."""
+    """Return the plan, the baselines and, for latency, placements with more holders, which parallel blocks need."""
     found = [planned.best]
     found += [one for one in planned.baselines.values() if one is not None and one.name != planned.best.name]
     if objective == "latency" and problem.may_reorder:
@@ -143,7 +143,7 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
 
 
 def _best(candidates: Sequence[Candidate], objective: Objective) -> Candidate:
-    """Return the first candidate, unless a later one is better by more than the error of the results."""
+    """Return the first candidate, unless a later one is better by more than the error of the estimates."""
     best = candidates[0]
     for other in candidates[1:]:
         if _is_better(objective, other, best):
@@ -182,7 +182,7 @@ def _number(value: float | None, digits: int = 4) -> float | None:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The best of one device, independent copies and distribution."""
+    """Comparison of a single device, independent copies, and distribution."""
 
     winner: str
     reason: str
@@ -192,7 +192,7 @@ class _Verdict:
 def _judge(
     problem: PlanningProblem, objective: Objective, spread: Sequence[Candidate], known: Sequence[Candidate]
 ) -> _Verdict:
-    """Compare the best placement that spreads the model with one device and with independent copies."""
+    """Compare the best placement that spreads the model with a single device and with independent copies."""
     if not known:
         return _Verdict("distribute", "no device has memory for the whole model", [])
     distributed = [_best(spread, objective)] if spread else []
@@ -212,7 +212,7 @@ def _judge(
 
 
 def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidate) -> list[str]:
-    """Return what distribution offers that the best alternative does not."""
+    """Return the benefits of distribution over the best alternative."""
     most = max(len(set(parts) - ENDS.keys()) for parts in distributed.placement.values())
     found = []
     for objective in OBJECTIVES:

@@ -1,20 +1,20 @@
 """Estimates of a placement by formula: latency, throughput, energy per image, battery life, share of whole answers.
 
-Let ``t`` be the time of a block (for latency of an image alone, else of an image in a full batch), ``c`` the
-time of a visit and ``R(j)`` the number of holders of block ``j``:
+Let ``t`` be the time of a block (of a single image for latency, else per image of a full batch), ``c`` the time of a
+visit, and ``R(j)`` the number of holders of block ``j``:
 
 - latency of a single request: ``source + min over used devices of (sum of c) + (sum over parts of the least t)``
-- load of a device: ``w(d) = sum over its parts of 1 / R(j)``, the holders of a part sharing it equally; devices that
-  all hold everything share the images by their speed
+- load of a device: ``w(d) = sum over its parts of 1 / R(j)``, since the holders of a part share it equally; if all
+  devices hold everything, they share the images by speed
 - throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d))``, with ``o`` the
   overhead of an engine call per image of its batch; an engine has two calls at the same time
 - energy per image: ``sum of w(d) t(d) watts(d)``
 
 The source is one of the devices, and holds stem and head unless others do. Stem and head count as the number of blocks
-that take as long. An image on its way to the first device and logits from the last one occupy a link for less time than
-tokens do, in proportion to their size.
+that take the same time. An image on its way to the first device, and logits from the last one, occupy a link in
+proportion to their size.
 
-One image in ``min R(j)`` visits a device, once for each band of which the device runs blocks. If one band ends and the
+One image in ``min R(j)`` visits a device, once for each band whose blocks the device runs. If one band ends and the
 next begins at the same device, that is one visit.
 """
 
@@ -31,7 +31,7 @@ from ls_edge.runtime.fleet.planning.problem import Objective, Placement, Plannin
 from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
-"""Number of devices up to which every subset is tried as a route; one more doubles the time."""
+"""Largest number of devices for which every subset is tried as a route; one more doubles the time."""
 _FIELDS: dict[Objective, str] = {
     "latency": "latency_ms",
     "throughput": "throughput",
@@ -53,12 +53,12 @@ class Estimates(msgspec.Struct, frozen=True):
     battery_h: float | None = None
     """Hours until the first battery is empty, at that throughput."""
     whole_share: float | None = None
-    """Share of answers that all blocks ran on, with the given loss probabilities."""
+    """Fraction of answers for which all blocks ran, with the given loss probabilities."""
     policy: str | None = None
     """Policy of the simulation; null for estimates by formula."""
 
     def value(self, objective: Objective) -> float:
-        """Return the estimate of an objective as a cost: negated if more is better, infinity if unknown."""
+        """Return the estimate of an objective as a cost: negated if more is better, infinite if unknown."""
         value: float | None = getattr(self, _FIELDS[objective])
         if value is None:
             return float("inf")
@@ -69,13 +69,13 @@ class FormulaEstimates(Estimates, frozen=True):
     """Estimates by formula."""
 
     route: tuple[str, ...] = ()
-    """Devices that a request alone visits."""
+    """Devices that a single request visits."""
 
 
 def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> FormulaEstimates:
-    """Estimate a placement; if a block has no holder, it is infinitely slow and never whole.
+    """Estimate a placement; one in which a block has no holder is infinitely slow and never whole.
 
-    ``route`` names devices that hold the whole model together. It is a hint if there are too many subsets to try.
+    ``route`` names devices that together hold the whole model, as a hint if there are too many subsets to try.
     """
     holders = holders_of(problem, placement)
     if not all(holders.values()):
@@ -87,7 +87,7 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
     transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
-    saved = min(first * (1 - sent) + last * (1 - got), transfers)  # what is sent takes time, however small
+    saved = min(first * (1 - sent) + last * (1 - got), transfers)  # a transfer takes time, however small
     return FormulaEstimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
         throughput=throughput,
@@ -99,7 +99,7 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
 
 
 def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the images per second that devices, links and source allow if every part has a holder."""
+    """Return the images per second that devices, links and source can sustain if every part has a holder."""
     processes, load, shares = problem.processes, _load(problem, placement), _shares(problem, placement)
     again = _visits_again(problem, problem.held(placement))
     sent, got = problem.sizes(placement)
@@ -127,7 +127,7 @@ def _shares(problem: PlanningProblem, placement: Placement) -> dict[str, dict[in
 
 
 def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
-    """Return the mean number of blocks that each used process runs for an image; stem and head count by their time."""
+    """Return the mean number of blocks that each used process runs per image; stem and head count by their time."""
     processes = problem.processes
     return {
         name: sum(share * processes[name].weight((part,)) for part, share in parts.items())
@@ -138,9 +138,9 @@ def _load(problem: PlanningProblem, placement: Placement) -> dict[str, float]:
 def best_route(
     problem: PlanningProblem, placement: Placement, hint: Collection[str] = ()
 ) -> tuple[tuple[str, ...], float]:
-    """Return the devices that a request alone visits, and the milliseconds of their visits and parts.
+    """Return the devices that a single request visits, and the milliseconds of their visits and parts.
 
-    Exact for one band and few devices. Otherwise each band has its best route, and a visit is saved if two bands can
+    Exact for one band and few devices. Otherwise, each band has its best route, and a visit is saved if two bands can
     meet at a device. ``hint`` names devices to try as a route.
     """
     devices = problem.processes
@@ -149,12 +149,12 @@ def best_route(
     total = 0.0
     for band in problem.part_bands:
         holders = {part: held_by[part] for part in band if part in held_by}
-        # A visit may be free if the request is already there, for the previous band.
+        # A visit may be free if the request is already there for the previous band.
         preferred = {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
         names, ms = _route_of_band(problem, holders, preferred, hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
-            # One device ends the previous band and begins this one. In a band of several it must not be the first.
+            # One device ends the previous band and begins this one; in a band with several, it must not be the first.
             meets = [name for name in shared if len(used[-1]) == 1 or name != used[-1][0]]
             if meets:
                 name = max(meets, key=lambda name: devices[name].visit_ms)
@@ -170,7 +170,7 @@ def best_route(
 def _route_of_band(
     problem: PlanningProblem, holders: Mapping[int, Sequence[str]], preferred: set[str], hint: Collection[str]
 ) -> tuple[tuple[str, ...], float]:
-    """Minimize the visits of the used devices plus the fastest time among them for each part (facility location)."""
+    """Minimize the visits of the used devices plus the fastest of their times for each part (facility location)."""
     devices = problem.processes
     names = sorted({name for held in holders.values() for name in held})
     place = {name: number for number, name in enumerate(names)}
@@ -202,7 +202,7 @@ def _route_of_band(
 
 
 def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int]) -> frozenset[int]:
-    """Add the device that helps most as long as one does, then drop devices that are not needed."""
+    """Add the device that helps most until none helps, then drop devices that are not needed."""
     missing = 1e3 * (float(visits.sum()) + float(times[np.isfinite(times)].sum()) + 1.0)  # costs more than any route
     capped = np.minimum(times, missing)
     chosen = set(forced)

@@ -1,4 +1,4 @@
-"""The planning problem of a bundle, profiles of devices and measured links."""
+"""The planning problem for a bundle, profiles of devices, and measured links."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ls_edge.runtime.protocol.codecs import wire_bytes
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 MEMORY_SHARE = 0.8
-"""Fraction of the free memory that engines may use; the rest is for tokens in flight and other processes."""
+"""Fraction of the free memory for engines; the rest is for tokens in flight and other processes."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
 """Assumed overhead of an engine call where it was not measured: the cost of a hop in docs/measurements.md, "A chain of
 peers"."""
 JPEG_BITS_PER_PIXEL = 2.0
-"""Assumed size of images that are sent as JPEG."""
+"""Assumed size of images sent as JPEG."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NamedProfile:
 
 @dataclass(frozen=True)
 class PlanningInputs:
-    """Inputs of a plan besides the bundle."""
+    """Inputs of a plan in addition to the bundle."""
 
     profiles: tuple[NamedProfile, ...]
     source: NamedProfile | None = None
@@ -51,7 +51,7 @@ class PlanningInputs:
     replicas: int = 1
     max_replicas: int | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
-    """Loss probability by device or zone; the empty name stands for all other devices."""
+    """Loss probability by device or zone; the empty name is for all other devices."""
     zones: Mapping[str, str] = field(default_factory=dict)
     """Zone by device."""
     throttled: bool = False
@@ -78,7 +78,7 @@ class _PlannedLinks:
 
 
 def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
-    """Read ``FILE``, or ``NAME,NAME=FILE`` for several devices like the one that was measured.
+    """Read ``FILE``, or ``NAME,NAME=FILE`` for several devices with the same profile.
 
     Raise :class:`DataError` for a file that is not a profile, and :class:`UsageError` for a repeated name.
     """
@@ -109,7 +109,7 @@ def read_inputs(
     allow_throttled: bool = False,
     **others: Any,
 ) -> PlanningInputs:
-    """Read the files of a plan, named as in the options of ``ls-edge plan``; ``others`` are fields of the inputs."""
+    """Read the files of a plan; parameters are named as the options of ``ls-edge plan``, or as fields of the inputs."""
     return PlanningInputs(
         profiles=read_profiles(profiles),
         source=None if source is None else read_profiles([source])[0],
@@ -122,7 +122,7 @@ def read_inputs(
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Properties of a model that a plan depends on, so that it needs no bundle; sizes in bytes."""
+    """Properties of a model that a plan needs, with or without a bundle; sizes in bytes."""
 
     num_blocks: int
     token_bytes: int
@@ -131,11 +131,11 @@ class ModelSizes:
     logits_bytes: int = 4 * 1000
     bands: tuple[tuple[int, ...], ...] = ()
     bundle: Bundle | None = None
-    """Bundle that profiles and links have to be of; None for a model that does not exist yet."""
+    """Bundle that profiles and links must belong to; None for a model that does not exist yet."""
 
     @classmethod
     def of(cls, bundle: Bundle, codec: str) -> ModelSizes:
-        """Return those of a bundle."""
+        """Return the sizes of a bundle."""
         (height, width), tokens = bundle.manifest.image.size, bundle.manifest.tokens
         return cls(
             bundle.num_blocks,
@@ -148,7 +148,7 @@ class ModelSizes:
 
 
 def problem_of(model: Bundle | ModelSizes, inputs: PlanningInputs) -> tuple[PlanningProblem, list[str]]:
-    """Return the planning problem, and the assumptions about what was not measured.
+    """Return the planning problem, and assumptions in place of missing measurements.
 
     Raise :class:`DataError` for profiles of another model or of devices that throttled, and :class:`UsageError` for
     names that no device has.
@@ -277,7 +277,7 @@ def _device(
         assumed.append(f"{one.name} runs batches of up to {max_batch}: their time is estimated from batches of {near}")
     if images > 1:
         assumed.append(
-            f"on {one.name}, an image alone takes as long as one in a batch of {images}: none was measured alone"
+            f"on {one.name}, a single image takes as long as one in a batch of {images}: none was measured alone"
         )
     copies_ms = profile.one_at_a_time.visit_ms
     runtime_ms, runtime_mean_ms = (ms + copies_ms for ms in network.calls.get(one.name, (CALL_MS, CALL_MS)))
@@ -288,10 +288,10 @@ def _device(
         slower = profile.block_ms / max(source.profile.block_ms, 1e-9)
         stem, head = _ends_ms(source.profile) or (0.0, 0.0)
         ends = stem * slower, head * slower
-        assumed.append(f"stem and head on {one.name} are as many times slower than on {source.name} as a block is")
+        assumed.append(f"stem and head are slower on {one.name} than on {source.name} by the same factor as a block")
     free = profile.device.available_bytes
     if free is None:
-        assumed.append(f"{one.name} has memory for every block: its profile gives no amount")
+        assumed.append(f"{one.name} has memory for every block: its profile does not say how much")
     block_bytes = max(1, profile.block_memory_bytes)
     room = block_bytes * sizes.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
     if profile.device.emulated is not None:
@@ -318,9 +318,9 @@ def _device(
 
 
 def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, float]) -> int:
-    """Return ``batch``, else the size of ``peers.yaml``, else the best measured size for the objective.
+    """Return ``batch``, else the size in ``peers.yaml``, else the best measured size for the objective.
 
-    Only throughput and energy gain from several images per call.
+    Only throughput and energy benefit from several images per call.
     """
     asked = inputs.batch if inputs.batch is not None else inputs.batches.get(one.name)
     if asked is not None:
@@ -336,7 +336,7 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
 
 
 def _network(sizes: ModelSizes, inputs: PlanningInputs, assumed: list[str]) -> _PlannedLinks:
-    """Return the links, assumed where they were not measured."""
+    """Return the links, with assumed values where none were measured."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
     size = sizes.token_bytes
     usual_wire = size * 8e-3 / inputs.mbit

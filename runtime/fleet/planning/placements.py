@@ -1,12 +1,12 @@
 """The best placement with a given number of holders per block, for each objective.
 
-The value of a placement is that of the formulas in ``estimates.py``. They depend only on the number of blocks of each
-device, or for survival on the sets of devices that hold the same blocks:
+Placements are compared by the formulas in ``estimates.py``, which depend only on the number of blocks of each device,
+or for survival on the sets of devices that hold the same blocks:
 
 - latency: a single request visits devices that hold each block once, ``min sum(visit + n t)`` over counts ``n`` that
   add up to all blocks; a dynamic program over devices
-- throughput: the least ``T`` within which devices run what they hold. Filling one device after the other, in any order,
-  places as many copies as possible
+- throughput: the least time ``T`` in which all devices can run their blocks; filling one device after the other, in any
+  order, places as many copies as possible
 - energy: by the same argument, filling the most economical devices first is optimal
 - survival: a local search, see ``holder_search.py``
 """
@@ -43,9 +43,9 @@ class Found:
 
     placement: Placement
     is_exact: bool
-    """Whether no placement with as many holders is better."""
+    """Whether no placement with the same number of holders is better."""
     route: tuple[str, ...] = ()
-    """Devices that a request alone visits, if the placement was made for it."""
+    """Devices that a single request visits, if the placement was made for that."""
 
 
 def best_placement(problem: PlanningProblem, objective: Objective, replicas: int) -> Found:
@@ -88,7 +88,7 @@ def _filled(problem: PlanningProblem, replicas: int, costs: Sequence[float], *, 
 
 
 def _fastest_route(problem: PlanningProblem, replicas: int) -> Found:
-    """Find the devices and counts of the fastest route, then further holders for its blocks."""
+    """Find the devices and counts of the fastest route, then further holders of its blocks."""
     best: list[tuple[float, Count]] = [(0.0, ()), *[(math.inf, ())] * problem.num_blocks]
     for device in problem.devices:
         room, before = problem.room(device), best
@@ -101,14 +101,14 @@ def _fastest_route(problem: PlanningProblem, replicas: int) -> Found:
             n = options.index(min(options))
             best.append((options[n], (*before[blocks - n][1], n)))
     placement = assign_route(problem, best[-1][1], replicas)
-    if placement is None:  # with that route, the other devices have too little memory
+    if placement is None:  # the other devices have too little memory for further holders
         return _filled(problem, replicas, [device.block_ms for device in problem.devices], is_exact=False)
     route = (device.name for device, count in zip(problem.devices, best[-1][1], strict=True) if count)
     return Found(placement, is_exact=True, route=tuple(route))
 
 
 def _balanced(problem: PlanningProblem, replicas: int) -> Found:
-    """Find the least time in which all devices can run their blocks and their links can carry the tokens."""
+    """Find the least time in which all devices can run their blocks and all links can carry the tokens."""
     devices = problem.devices
     times = [[device.taken_ms(count) for count in range(1, problem.room(device) + 1)] for device in devices]
     candidates = sorted({ms for one in times for ms in one} | {device.wire_ms for device in devices})

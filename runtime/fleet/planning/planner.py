@@ -1,7 +1,7 @@
 """The best placement by the formulas, and simple placements to compare it with.
 
-For throughput and survival, more holders per block than required can be better, so every number that memory allows is
-tried; for latency and energy they cannot.
+For throughput and survival, more holders per block than required can help, so every number that memory allows is
+tried; for latency and energy, they cannot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ls_edge.runtime.fleet.planning.problem import (
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 NEGLIGIBLE_LOSS = 1e-9
-"""Probability of a loss below which fewer holders are not tried."""
+"""Probability of losing a block below which fewer holders are not tried."""
 ORIGINS = ("plan", "trained_order", "equal_split", "round_robin", "side_by_side", "copies", "single")
-"""Names of candidates; among equals the first wins."""
+"""Names of candidates; among equals, the first wins."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Candidate:
     simulated: Estimates | None = None
 
     def value(self, objective: Objective) -> float:
-        """Return the cost by simulation if there is one; survival by formula, which is exact."""
+        """Return the cost by simulation if available; survival always by formula, which is exact."""
         return (self.formula if self.simulated is None or objective == "survival" else self.simulated).value(objective)
 
 
 @dataclass(frozen=True)
 class PlannedPlacement:
-    """The best placement that was found, and those that it is compared with."""
+    """The best placement found, and the placements that it is compared with."""
 
     best: Candidate
     is_exact: bool
@@ -91,7 +91,7 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
 
 
 def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, float, int]:
-    """Return a key that is smaller for a better candidate: its objective, then latency, throughput and origin."""
+    """Return a sort key, smaller for a better candidate: its objective, then latency, throughput and origin."""
     estimates = candidate.formula
     value = float(f"{estimates.value(objective):.6e}")  # more digits are rounding errors
     latency, cost = (round(estimates.value(other), 6) for other in ("latency", "throughput"))
@@ -106,7 +106,7 @@ def _candidate(
     replicas: int,
     route: Sequence[str] = (),
 ) -> Candidate:
-    """Return a placement with stem and head at the source or on the devices that have room, whichever is better."""
+    """Return a candidate with stem and head at the source or on devices that have room, whichever is better."""
     placements = (one for one in (placement, with_ends(problem, placement)) if one is not None)
     found = [Candidate(name, one, estimate(problem, one, route), replicas) for one in placements]
     return min(found, key=lambda one: rank(one, objective))
@@ -161,7 +161,7 @@ def round_robin(problem: PlanningProblem) -> Placement | None:
 
 
 def equal_split(problem: PlanningProblem) -> Placement | None:
-    """Give each device a stretch of equal length; None if a device has no room for it."""
+    """Give each device a stretch of equal length; None if a device has no room for its stretch."""
     each, more = divmod(problem.num_blocks * problem.replicas, len(problem.devices))
     counts = [each + (index < more) for index in range(len(problem.devices))]
     return _in_stretches(problem, counts)

@@ -1,12 +1,12 @@
-"""The planning problem: devices with their measurements, links, blocks in bands, and the number of replicas.
+"""The planning problem: measured devices and links, blocks in bands, and the number of replicas.
 
-The source is one more device, which sends images and gets logits. It has no room for blocks, and holds stem and head
-unless other devices do (:func:`with_ends`).
+The source is one more device, which sends images and receives logits. It has no room for blocks, and holds stem and
+head unless other devices do (:func:`with_ends`).
 
-Blocks of a vision transformer are alike: on a device each takes the same time and memory (the mean of its profile). A
+Blocks of a vision transformer are alike: on a device, each takes the same time and memory (the mean of its profile). A
 device costs the same to reach from everywhere (:func:`visit_times`), as at a switch or an access point. So the value of
 a placement depends on how many blocks each device holds, not on which. The functions at the end turn these numbers into
-a placement: blocks are taken in the order of the bands, so a device gets neighbors in that order and a request visits
+a placement: they assign blocks in the order of the bands, so each device gets consecutive blocks and a request visits
 it once.
 """
 
@@ -29,7 +29,7 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "surviva
 Placement = Mapping[str, tuple[int, ...]]
 """Parts by device, including devices without any."""
 Count = tuple[int, ...]
-"""Number of blocks that each device holds, in the order of the problem's devices."""
+"""Number of blocks of each device, in the order of the problem's devices."""
 
 
 _ROUNDS = 20
@@ -40,19 +40,19 @@ MOST_BLOCKS = 10_000
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """A device that may be given parts of the model; times in milliseconds."""
+    """A device that can hold parts of the model; times in milliseconds."""
 
     name: str
     block_ms: float
-    """Time of a block for one image alone."""
+    """Time of a block for a single image."""
     capacity: float
     """Memory for parts, in blocks."""
     ends_size: float = math.inf
-    """Memory of stem and head, in blocks; infinite if it cannot hold them."""
+    """Memory of stem and head, in blocks; infinite if the device cannot hold them."""
     stem_ms: float = 0.0
     head_ms: float = 0.0
     visit_ms: float = 0.0
-    """Cost of a visit of a request: its share of the transfers in and out, and :attr:`runtime_ms`."""
+    """Cost of a visit of a request: the device's share of the transfers in and out, and :attr:`runtime_ms`."""
     wire_ms: float = 0.0
     """Time for which tokens occupy its link, one way."""
     watts: float | None = None
@@ -64,24 +64,24 @@ class PlannedDevice:
     zone: str | None = None
     """Failure domain: rack, power supply, access point."""
     runtime_ms: float = 0.0
-    """Median overhead of an engine call, which delays a request alone."""
+    """Median overhead of an engine call, which delays a single request."""
     runtime_mean_ms: float = 0.0
-    """Mean overhead of an engine call, for which the engine waits between two calls."""
+    """Mean overhead of an engine call, for which the engine waits between calls."""
     max_batch: int = 1
     """Maximum number of images per engine call."""
     calls_ms: tuple[tuple[int, float], ...] = ()
     """Time of a call for one block by number of images, ascending; empty if each image takes ``block_ms``."""
 
     def part_ms(self, part: int) -> float:
-        """Return the time of a part for one image alone."""
+        """Return the time of a part for a single image."""
         return {STEM: self.stem_ms, HEAD: self.head_ms}.get(part, self.block_ms)
 
     def weight(self, parts: Iterable[int]) -> float:
-        """Return the time of parts, in times of a block; in a batch, stem and head gain as much as a block."""
+        """Return the time of parts relative to a block; batches speed up stem and head as much as a block."""
         return sum(self.part_ms(part) / self.block_ms if part in ENDS and self.block_ms else 1.0 for part in parts)
 
     def call_ms(self, images: int) -> float:
-        """Return the time of an engine call for one block: interpolated between measured sizes, else proportional."""
+        """Return the time of an engine call for one block, interpolated between the measured sizes."""
         sizes = self.calls_ms
         if not sizes:
             return self.block_ms * images
@@ -104,12 +104,12 @@ class PlannedDevice:
 
     @property
     def blocks_a_call(self) -> int:
-        """Maximum number of blocks that an engine call for a full batch runs in a row (:attr:`Limits.chain`)."""
+        """Maximum number of blocks in an engine call for a full batch (:attr:`Limits.chain`)."""
         call_ms = self.call_ms(self.max_batch)
         return max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
-        """Return the time for which a visit occupies the device, per image of a full batch; ``blocks`` is its work.
+        """Return how long a visit that runs ``blocks`` occupies the device, per image of a full batch.
 
         The engine has ``Limits.engine_calls`` calls at the same time, so the overhead of a call counts only if it takes
         longer than the other calls.
@@ -136,11 +136,11 @@ class PlanningProblem:
     bands: tuple[tuple[int, ...], ...] = ()
     """Bands of the model; empty for one band of all blocks."""
     source: PlannedDevice = PlannedDevice(SOURCE, 1.0, 0, watts=0.0)
-    """Process that has the images; its visit is its share in the transfers out and back in."""
+    """Process that has the images; its visit is its share of the transfers out and back in."""
     image_share: float = 0.0
     """Size of an image as JPEG, relative to its tokens."""
     logits_share: float = 0.0
-    """Size of its logits, relative to its tokens."""
+    """Size of logits, relative to tokens."""
     token_bytes: int = 0
     """Size of tokens on a link."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class PlanningProblem:
         return {process.name: process for process in (*self.devices, self.source)}
 
     def held(self, placement: Placement) -> Placement:
-        """Return the parts of all processes: the source holds the stem and the head that no device holds."""
+        """Return the parts of all processes; the source holds the stem or head that no device holds."""
         given = set(itertools.chain.from_iterable(placement.values()))
         return {**placement, SOURCE: tuple(end for end in ENDS if end not in given)}
 
@@ -163,7 +163,7 @@ class PlanningProblem:
         return sum(self.source.part_ms(part) for part in self.held(placement)[SOURCE])
 
     def sizes(self, placement: Placement) -> tuple[float, float]:
-        """Return the size of what leaves the source and comes back, relative to tokens."""
+        """Return the sizes of the payloads that leave the source and return to it, relative to tokens."""
         parts = self.held(placement)[SOURCE]
         return 1.0 if STEM in parts else self.image_share, 1.0 if HEAD in parts else self.logits_share
 
@@ -182,7 +182,7 @@ class PlanningProblem:
 
     @property
     def may_reorder(self) -> bool:
-        """Whether some band leaves a choice of order."""
+        """Whether a band leaves a choice of order."""
         return not self.bands or any(len(band) > 1 for band in self.bands)
 
     @property
@@ -192,15 +192,15 @@ class PlanningProblem:
         return next((r for r in range(bound, 0, -1) if self.fits(r)), 0)
 
     def fits(self, replicas: int) -> bool:
-        """Return whether each block can have this many holders, all in different zones.
+        """Return whether each block can have ``replicas`` holders, all in different zones.
 
         No zone holds a block twice, so the zones need room for all copies: ``sum(min(B, room of the zone)) >= R B``.
-        This suffices, since a circle of blocks gives each zone different ones.
+        This is sufficient, since a circle of blocks gives each zone different ones.
         """
         return sum(self.zone_rooms().values()) >= replicas * self.num_blocks
 
     def allows(self, placement: Placement) -> bool:
-        """Return whether each part has as many holders as asked for, all in different zones."""
+        """Return whether each part has an allowed number of holders, all in different zones."""
         zone_of = {self.devices[i].name: zone for zone, members in zones_of(self.devices).items() for i in members}
         holders = holders_of(self, placement).values()
         most = len(self.devices) if self.max_replicas is None else self.max_replicas
@@ -255,9 +255,9 @@ def holders_of(problem: PlanningProblem, placement: Placement) -> dict[int, list
 
 
 def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | None:
-    """Add the stem to holders of the first band, and the head to holders of the last; None if they have no memory.
+    """Add the stem to holders of the first band, and the head to holders of the last; None if memory is short.
 
-    No request then visits a device for one of them alone.
+    No request then visits a device for the stem or the head alone.
     """
     ends = ((STEM, set(problem.part_bands[0])), (HEAD, set(problem.part_bands[-1])))
     found = dict(placement)
@@ -271,9 +271,9 @@ def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | Non
 def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float]) -> dict[str, float]:
     """Return the cost of a visit of each process: ``2 h`` if transfers take ``l(a, b) = h(a) + h(b)``.
 
-    ``h`` is fitted to all measured transfers: the mean of those from and to ``a`` is ``m(a)``; with ``n``
-    processes ``sum(h) = sum(m) / 2`` and ``h(a) = ((n - 1) m(a) - sum(h)) / (n - 2)``, at least 0. From there, each
-    ``h(a)`` moves to the median of ``l(a, b) - h(b)``, which a few noisy links do not affect.
+    ``h`` is fitted to all measured transfers. With ``m(a)`` the mean of the transfers from and to ``a`` and ``n``
+    processes, ``sum(h) = sum(m) / 2`` and ``h(a) = ((n - 1) m(a) - sum(h)) / (n - 2)``, at least 0. Starting there,
+    each ``h(a)`` moves to the median of ``l(a, b) - h(b)``, which a few noisy links do not affect.
     """
     means: dict[str, float] = {}
     for name in names:
@@ -284,7 +284,7 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
     means = {name: usual if math.isnan(mean) else mean for name, mean in means.items()}
     count = len(names)
     if count <= 2:
-        return means  # two processes, each with half of the way there and back
+        return means  # two processes, each with half of the round trip
     total = sum(means.values()) / 2
     half = {name: max(0.0, ((count - 1) * mean - total) / (count - 2)) for name, mean in means.items()}
     others: dict[str, list[tuple[str, float]]] = {name: [] for name in names}
@@ -300,10 +300,10 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
 
 
 def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[int] | None = None) -> Placement:
-    """Give each device consecutive blocks, one device after the other, around the circle of all blocks.
+    """Give each device consecutive blocks, going around the circle of all blocks.
 
-    With ``sum(counts) = R B`` each block gets ``R`` holders. The devices of a zone come one after the other, and hold
-    at most ``B`` blocks together, so a zone holds no block twice. ``devices`` is another order of the devices.
+    With ``sum(counts) = R B``, each block gets ``R`` holders. The devices of a zone are consecutive and hold at most
+    ``B`` blocks together, so a zone holds no block twice. ``devices`` is another order of the devices.
     """
     order = problem.band_order
     placement: dict[str, tuple[int, ...]] = {device.name: () for device in problem.devices}
@@ -320,7 +320,7 @@ def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[
 def assign_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placement | None:
     """Give the devices of a route consecutive blocks, and find ``replicas - 1`` further holders for each block.
 
-    ``counts`` add up to the number of blocks. Return None if the remaining memory does not allow the others.
+    ``counts`` add up to the number of blocks. Return None if there is no memory for the further holders.
     """
     first = assign_in_circle(problem, counts)
     if replicas == 1:

@@ -16,26 +16,26 @@ from ls_edge.runtime.fleet.planning.problem import Objective, Placement, Plannin
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
 MOST_DEVICES = 16
-"""Larger fleets are not simulated: all peers exchange their states, so the time grows with the square."""
+"""Largest simulated fleet: all peers exchange their states, so the time grows with the square."""
 NO_WORSE = 0.01
-"""Relative difference up to which simulated results count as equal: the error of so few requests."""
+"""Relative difference up to which simulated results count as equal: the error of a short simulation."""
 _WARM_UP = 5
 _ALONE = 16
-"""Requests for the latency, one after the other, after the warm-up: the median of more differs little."""
+"""Sequential requests for the latency, after the warm-up; the median of more differs little."""
 _TOGETHER = 120
-"""Least number of requests for the throughput; there are at least four per concurrent request. The first and last fifth
-do not count, since some devices are idle then."""
+"""Minimum number of requests for the throughput, with at least four per concurrent request. The first and last fifth do
+not count, since some devices are idle then."""
 _AT_ONCE, _MOST_AT_ONCE = 4, 64
-"""Concurrent requests for the source and for each device and image of its batches, and their maximum, which is the
+"""Concurrent requests for the source and for each image of each device's batches, and their maximum, which is the
 default of a source."""
 _CONTROL_S = 0.0002
-"""Time of messages without tokens."""
+"""Transfer time of messages without tokens."""
 _BUDGET_S = 600.0
 _SEED = 0
 
 
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """Return the policies to simulate; only one if the bands leave no choice of order."""
+    """Return the policies to simulate; a single one if the bands leave no choice of order."""
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
@@ -59,7 +59,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 
 
 def _most(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the throughput of engines that never wait, which a count over a few requests can exceed."""
+    """Return the throughput of engines that never wait, which a short simulation can exceed."""
     parts = holders_of(problem, placement)
     used = (device for device in problem.devices if placement.get(device.name))
     times = (d.weight(parts) * d.taken_ms(d.blocks_a_call) / d.blocks_a_call for d in used)
@@ -74,9 +74,9 @@ def simulation_of(
     on_average: bool = False,
     costs: OrderCosts | None = None,
 ) -> Simulation:
-    """Return the simulation of a placement, after all processes have exchanged their states.
+    """Return the simulation of a placement after all processes have exchanged their states.
 
-    With ``on_average``, engine calls have their mean overhead instead of the median.
+    With ``on_average``, engine calls have their mean overhead instead of their median overhead.
     """
     held = {name: blocks for name, blocks in placement.items() if blocks}
     devices = problem.processes
@@ -130,9 +130,9 @@ def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
 
 
 def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> tuple[float, int]:
-    """Return the answers per second at a concurrency, and the number of requests.
+    """Return the answers per second with ``at_once`` concurrent requests, and the number of requests.
 
-    New requests are submitted twice in the time of an ``expected`` answer.
+    New requests are submitted twice in the expected time between two answers.
     """
     most = max(_TOGETHER, 4 * at_once)
     requests: list[int] = []

@@ -1,8 +1,7 @@
-"""Survival: the probability that every block keeps a holder when devices fail, and that a request gets through.
+"""Survival: the probabilities that every block keeps a holder when devices fail, and that a request completes.
 
-Devices fail independently, and so do zones, which take all of their devices with them. A placement is whole unless all
-holders of a block are lost. Its probability is the sum over states of the devices: all of them if few devices matter,
-else random ones.
+Devices fail independently, and so do zones, with all of their devices. A placement is whole unless all holders of a
+block are lost. The probability is a sum over states of the devices: all states if few devices matter, else random ones.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem, holders_of
 
 EXACT = 14
-"""Number of devices and zones that may fail up to which all states are examined; one more doubles the time."""
+"""Largest number of devices and zones for which all states are examined; one more doubles the time."""
 SAMPLES = 40_000
 """Number of random states otherwise: the standard error of a share of 0.9 is 0.0015."""
 RARE = 0.01
-"""Probability of a loss up to which a sum over sets of holders replaces random states, which would resolve too little.
-The sum counts coinciding losses twice: a smaller error, on the safe side."""
+"""Largest probability of a loss for which a sum over sets of holders replaces random states, whose resolution would be
+too low. The sum counts coinciding losses twice: a smaller error, on the safe side."""
 _SEED = 0
 _MOST_LOSSES = 16.0
-"""Expected losses in a budget up to which the sum of :func:`completed_share` is exact."""
+"""Largest expected number of losses in a budget for which the sum of :func:`completed_share` is accurate."""
 _TERMS = 100
-"""Terms of that sum; further ones are below 1e-30."""
+"""Number of terms of that sum; further ones are below 1e-30."""
 
 
 def whole_share(problem: PlanningProblem, placement: Placement) -> float:
@@ -39,11 +38,11 @@ def whole_share(problem: PlanningProblem, placement: Placement) -> float:
 
 
 def completed_share(up_s: float, run_s: float, budget_s: float) -> float:
-    """Return the probability that a request that starts again when its board is lost has a whole run in the budget.
+    """Return the probability that a request, restarted whenever its board is lost, completes a run in the budget.
 
-    Losses are a Poisson process, one in ``up_s``, and the next run starts immediately, so this is the probability of a
-    gap of ``run_s`` between two losses, the start, or the end. A budget with many losses is divided, and runs from one
-    part into the next do not count.
+    Losses are a Poisson process, one per ``up_s``, and the next run starts immediately, so this is the probability of a
+    gap of ``run_s`` between two losses, the start, or the end. A budget with many losses is divided into two parts, and
+    runs across both do not count.
     """
     losses, gap = budget_s / up_s, run_s / up_s
     if losses > _MOST_LOSSES:
@@ -57,7 +56,7 @@ def completed_share(up_s: float, run_s: float, budget_s: float) -> float:
 
 
 def loss_states(problem: PlanningProblem, members: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of some devices (indices) are lost, ``[members, states]``, and the probability of each state."""
+    """Return which of the devices ``members`` are lost, ``[members, states]``, and the probability of each state."""
     if len(members) + len(_zones(problem, members)) > EXACT:
         return _random_states(problem, members), np.full(SAMPLES, 1 / SAMPLES)
     states = list(_all_states(problem, members))
@@ -96,12 +95,12 @@ def _random_states(problem: PlanningProblem, members: Sequence[int]) -> np.ndarr
 
 
 def _zones(problem: PlanningProblem, members: Collection[int]) -> list[str]:
-    """Return the zones of devices that may fail as a whole."""
+    """Return the zones of these devices that can fail as a whole."""
     return sorted(problem.zone_losses.keys() & {problem.devices[m].zone for m in members})
 
 
 def _components(problem: PlanningProblem, sets: Collection[frozenset[int]]) -> list[list[frozenset[int]]]:
-    """Group sets of holders so that groups share neither a device nor a zone that may fail."""
+    """Group sets of holders so that groups share neither a device nor a zone that can fail."""
     groups: list[tuple[set[object], list[frozenset[int]]]] = []
     for held in sorted(sets, key=sorted):
         touched: set[object] = {*held, *_zones(problem, held)}

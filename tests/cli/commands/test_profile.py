@@ -99,7 +99,7 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
     code, printed, errors = command(*plan, "--source", here)
     assert code == 0, errors
     assert any(
-        "stem and head on a are as many times slower than on laptop" in one
+        "stem and head are slower on a than on laptop by the same factor" in one
         for one in json.loads(printed)["assumptions"]
     )
 

@@ -80,7 +80,7 @@ def test_a_device_has_the_times_and_the_memory_of_its_profile(bundle, make_profi
     assert not assumes(assumptions, "gives no amount")
     problem, assumptions = problem_of(bundle, PlanningInputs((make_profile(),)))
     assert problem.devices[0].capacity >= bundle.num_blocks
-    assert assumes(assumptions, "a has memory for every block: its profile gives no amount")
+    assert assumes(assumptions, "a has memory for every block: its profile does not say how much")
 
 
 def test_unmeasured_links_have_the_given_speed_and_tokens_the_given_codec(bundle, make_profile):
@@ -161,7 +161,7 @@ def test_the_source_is_the_fastest_device_unless_its_profile_is_given(bundle, ma
     assert problem.source.stem_ms == 1.0
     assert assumes(assumptions, "as fast as on fast (--source FILE)")
     assert problem.devices[2].stem_ms == 1.0
-    assert assumes(assumptions, "stem and head on peer are as many times slower than on fast as a block is")
+    assert assumes(assumptions, "stem and head are slower on peer than on fast by the same factor as a block")
     problem, assumptions = problem_of(bundle, PlanningInputs((peer,), source=slow))
     assert problem.source.stem_ms == 5.0
     assert not assumes(assumptions, "--source FILE")
