@@ -39,7 +39,7 @@ def _require(holds: bool, what: str, request: HeldRequest | None = None) -> None
 
 def _check_requests(custody: Custody, neighbors: Neighbors) -> None:
     _require(not custody.waiting.ready, "requests are left to be decided")
-    counts, offers = Credits(neighbors.limits), Counter[str]()
+    counts, offers = Credits(custody.credits.limits), Counter[str]()
     for transfer, request in custody.held.items():
         stage = request.stage
         on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
