@@ -23,7 +23,7 @@ import torch
 from ls_edge.core.bands import Bands, windows
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
-from ls_edge.core.files import folder_lock, is_hub, pin_to_commit
+from ls_edge.core.files import folder_lock, is_hub, local_folder, pin_to_commit
 from ls_edge.core.logs import OnWarning
 from ls_edge.data.datasets import describe, image_warnings, open_data
 from ls_edge.device.requirements import compiler_problem
@@ -162,24 +162,24 @@ class _Training:
         self.skipped: set[str] = set()
         if config.method is not None:
             make_method(config.method, config.method_args)  # raises for wrong settings before anything is loaded
-        if is_hub(config.model.name):  # the run records the commit, so that it can be repeated
-            config = msgspec.structs.replace(
-                config, model=msgspec.structs.replace(config.model, name=pin_to_commit(config.model.name))
-            )
+        for name in ("name", "init"):  # the run records the commit, so that it can be repeated
+            if is_hub(given := getattr(config.model, name) or ""):
+                config = _with_model(config, **{name: pin_to_commit(given)})
         with context.one_first():  # the first process downloads data and weights
-            self.images = images = open_data(config.data.source, "train")
-            self.images = images = in_class_order(images, config)
+            init = config.model.init
+            local = _with_model(config, init=None if init is None else str(local_folder(init)))
+            self.images = images = in_class_order(open_data(config.data.source, "train"), local)
             initial = make_initial_weights(
-                config.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
+                local.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
             )
-        check_class_order(config, images, initial)
+        check_class_order(local, images, initial)
         reporter.note(describe(images.account()))
         for warning in image_warnings(images, ""):
             reporter.warn(warning)
         name = config.chosen_method(could_share=initial.could_share)
         method = make_method(name, config.method_args)
         if config.method is None and config.epochs:
-            _explain_default(name, config.model, initial, reporter)
+            _explain_default(name, local.model, initial, reporter)
         bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
         if config.bands is None and initial.bands is None and not bands.is_one:
             reporter.note(
@@ -433,6 +433,10 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
         warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
     compiles = device.type == "cuda" and not problem
     return msgspec.structs.replace(config, compile=compiles)
+
+
+def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **changes))
 
 
 def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:

@@ -170,6 +170,13 @@ def test_a_run_survives_a_round_trip_through_a_hub(run, hub, tmp_path, process, 
     assert config["run"]["model"] == "vit_tiny_patch16_224"
     np.testing.assert_allclose(logits_of(tmp_path / "tuned", images), logits_of(run, images), atol=1e-5)
 
+    again = tmp_path / "again"
+    done = process("train", "--data", "digits", "--out", again, "--init", "hf-hub:someone/digits", "--epochs", 0, **env)
+    assert done.returncode == 0, done.stderr.decode()
+    config = yaml.safe_load((again / "config.yaml").read_text())
+    assert config["model"]["init"] == f"hf-hub:someone/digits@{commit}"
+    np.testing.assert_allclose(logits_of(again, images), logits_of(run, images), atol=1e-6)
+
 
 def test_a_hub_that_does_not_have_it_is_one_line(hub, tmp_path, process):
     done = process("predict", "--bundle", "hf-hub:someone/missing", "x.png", **hub.environment(tmp_path / "cache"))
