@@ -10,7 +10,7 @@ from pathlib import Path
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import PeersFile, parse_peers
 from ls_edge.core.validation import MAX_BYTES
-from ls_edge.runtime.clients.session import Client, Session
+from ls_edge.runtime.clients.session import STEP_S, Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
 
@@ -18,7 +18,6 @@ WITHIN_S = 10.0
 """Seconds to receive a file, which is small."""
 REACH_S = 5.0
 """Seconds within which peers have to answer."""
-_STEP_S = 0.05
 _ASK_AGAIN_S = 1.0
 
 
@@ -41,7 +40,7 @@ def fetch_file(peers: PeersFile, keys: KeyPair | None, owner: str, digest: bytes
             if session is not None and time.monotonic() > asked_at + _ASK_AGAIN_S:
                 asked_at = time.monotonic()
                 client.send(session.peer.name, Want(digest, len(raw), MAX_CHUNK))
-            for name, message in client.step(_STEP_S):
+            for name, message in client.step(STEP_S):
                 is_next = isinstance(message, Chunk) and message.digest == digest and message.offset == len(raw)
                 if is_next and isinstance(message, Chunk) and session is not None and name == session.peer.name:
                     raw += message.data

@@ -22,7 +22,7 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.device.profile import SCHEMA, CallOverhead, LinkFit, LinksDocument, LinkTimes
 from ls_edge.engines.opening import open_engine
-from ls_edge.runtime.clients.session import Client, source_name
+from ls_edge.runtime.clients.session import STEP_S, Client, source_name
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Refuse, Release, Run, TransferId
@@ -181,7 +181,7 @@ class LinkProber(Client):
         while accepted is None or reported is None or not is_home:
             if time.monotonic() > end:
                 raise LinkError(f"{first} and {last} did not answer within {ANSWER_S:.0f} s")
-            for sender, message in self.step(0.05):
+            for sender, message in self.step(STEP_S):
                 if isinstance(message, Run) and message.transfer.request == transfer.request:
                     self._come_home(sender, message)
                     is_home = True

@@ -15,7 +15,7 @@ from ls_edge.core.bundle import Bundle, digest_of
 from ls_edge.core.errors import BundleError, LinkError, ModelMismatch
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import short_id
-from ls_edge.runtime.clients.session import Client, Session
+from ls_edge.runtime.clients.session import STEP_S, Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
 
@@ -23,7 +23,6 @@ log = logging.getLogger("ls_edge.runtime")
 
 TELL_AFTER_S, TELL_EVERY_S = 1.0, 60.0
 """Seconds until a source without a model logs the reasons, first and repeatedly."""
-_STEP_S = 0.05
 
 
 @dataclass
@@ -52,7 +51,7 @@ def fetch_model(
         first_at, tell_at = float("inf"), began + TELL_AFTER_S
         patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that stays silent for longer counts as lost
         while True:
-            for name, message in client.step(_STEP_S):
+            for name, message in client.step(STEP_S):
                 if isinstance(message, Chunk) and name in fetches:
                     _take(fetches[name], name, message)
             now = time.monotonic()

@@ -17,7 +17,7 @@ from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.change.planner import Goal, Plan, plan_change
 from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
 from ls_edge.runtime.clients.sender import COMPLETE, PushError, Sender, Target
-from ls_edge.runtime.clients.session import Session
+from ls_edge.runtime.clients.session import STEP_S, Session
 from ls_edge.runtime.protocol.messages import Install, StoreState
 
 REACH_S = 5.0
@@ -175,7 +175,7 @@ class Pusher(Sender):
             elif stored is not None and stored.reason:
                 self._warn(f"{target.peer.name}: {stored.reason}")
             self._look_at(target)
-            self.step(0.05)
+            self.step(STEP_S)
         self._wait_until_reached(target, before)
 
     def _wait_until_reached(self, target: Target, before: set[str]) -> None:

@@ -19,7 +19,7 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.runtime.clients.session import Client, Session, source_name
+from ls_edge.runtime.clients.session import STEP_S, Client, Session, source_name
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Offer, Stored, StoreState, Want
 from ls_edge.runtime.transport.keys import KeyPair
@@ -176,7 +176,7 @@ class Sender(Client):
         target.moved_at = time.monotonic()
         while target.peer.name in self._targets and not is_true(target):
             self._look_at(target)
-            self.step(0.05)
+            self.step(STEP_S)
 
     def _look_at(self, target: Target) -> None:
         """Raise :class:`PushError` if any peer has failed, or this one makes no progress."""

@@ -27,7 +27,8 @@ GREET_AGAIN_S = 0.5
 """Seconds after which an unanswered HELLO is repeated."""
 GIVE_UP_S = 0.7
 """Seconds after which a peer that does not answer is reported; before that, it may be just starting."""
-_LOOK_EVERY_S = 0.05
+STEP_S = 0.05
+"""Seconds of a turn that waits for something else than a message."""
 _FLUSH_S = 0.02
 """Seconds that :meth:`Client.close` gives libzmq's thread to write the last messages."""
 
@@ -186,7 +187,7 @@ class Client(Closing):
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            self.step(min(left, _LOOK_EVERY_S))
+            self.step(min(left, STEP_S))
         return True
 
     def greet(self, name: str) -> None:

@@ -31,10 +31,9 @@ from ls_edge.core.errors import (
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
-from ls_edge.runtime.serve.http.router import BUCKETS_S
 from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, registry_of
 from ls_edge.runtime.serve.places import Places
-from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.results import LATENCY_BOUNDS_S, Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
@@ -101,7 +100,7 @@ class Service:
         ).set_function(lambda: self.places.waiting)
         self._waits = Histogram(
             "ls_edge_http_queue_seconds", "Time that requests waited for a place of --concurrency.",
-            registry=self.registry, buckets=BUCKETS_S,
+            registry=self.registry, buckets=LATENCY_BOUNDS_S,
         )  # fmt: skip
         self._waited_s = 0.0
         self.is_stopping = False

@@ -21,8 +21,8 @@ from ls_edge.runtime.transport.keys import KeyPair, curve_of
 
 log = logging.getLogger("ls_edge.runtime")
 
-_AGAIN_S = 5.0
-"""Seconds after which a file that could not be used is requested again, unless its holders change earlier."""
+AGAIN_S = 5.0
+"""Seconds after which a file or model that could not be used is requested again, unless its holders change earlier."""
 
 
 class Follower:
@@ -78,7 +78,7 @@ class Follower:
         is_busy = self._thread is not None and self._thread.is_alive()
         if is_busy or (holders == self._tried and time.monotonic() < self._again_at):
             return True
-        self._tried, self._again_at = holders, time.monotonic() + _AGAIN_S
+        self._tried, self._again_at = holders, time.monotonic() + AGAIN_S
         self._thread = threading.Thread(target=self._follow, args=(files, holders, is_settled), daemon=True)
         self._thread.start()
         return True

@@ -15,13 +15,12 @@ from collections.abc import Callable, Collection
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.text import short_id
+from ls_edge.runtime.source.follower import AGAIN_S
 from ls_edge.runtime.source.loop import SourceLoop
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 
 log = logging.getLogger("ls_edge.runtime")
 
-_AGAIN_S = 5.0
-"""Seconds after which a model that could not be used is requested again, unless a peer changes earlier."""
 _LOOK_S = 0.05
 
 Model = tuple[Bundle, tuple[str, ...]]
@@ -55,12 +54,12 @@ class ModelFollower:
         """Stop; the present loop has been closed, which wakes the thread."""
         self._closed.set()
         if not self._loop.is_own_thread:  # a callback may close the source
-            self._thread.join(_AGAIN_S)
+            self._thread.join(AGAIN_S)
 
     def _run(self) -> None:
         refused = ""
         while not self._closed.is_set() and not self._loop.requests.line.is_closed:
-            found = self._loop.monitor.wait_for(lambda it: bool(self._next_of(it)), _LOOK_S if self._left else _AGAIN_S)
+            found = self._loop.monitor.wait_for(lambda it: bool(self._next_of(it)), _LOOK_S if self._left else AGAIN_S)
             if not found.other_models:
                 self._left.clear()
             if self._closed.is_set() or not (model_id := self._next_of(found)):
@@ -74,8 +73,8 @@ class ModelFollower:
                 self._pause(found)
 
     def _pause(self, found: SourceSnapshot) -> None:
-        """Wait until the peers of other models change, at most :data:`_AGAIN_S` seconds."""
-        self._loop.monitor.wait_for(lambda it: it.other_models != found.other_models, _AGAIN_S)
+        """Wait until the peers of other models change, at most :data:`AGAIN_S` seconds."""
+        self._loop.monitor.wait_for(lambda it: it.other_models != found.other_models, AGAIN_S)
 
     def _next_of(self, found: SourceSnapshot) -> str:
         """Return the id of another model that enough peers serve, or an empty string.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Histogram buckets for the latency of answers: from milliseconds on one board to budgets of seconds."""
+"""Histogram buckets for latencies of answers: from milliseconds on one board to budgets of seconds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.announced import AnnouncedFiles
-from ls_edge.runtime.store.jobs import NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
+from ls_edge.runtime.store.jobs import AGAIN_S, NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
@@ -42,8 +42,6 @@ log = logging.getLogger("ls_edge.runtime")
 
 WINDOW, BUSY_WINDOW = 8, 1
 """Pieces in flight or being written: usually, and while the peer has requests, so that they wait for at most one."""
-ASK_AGAIN_S = 2.0
-"""Seconds after which a missing piece is requested again, and a failed write of the record is repeated."""
 MOST_ASKED = 5
 """Number of requests for a piece after which the push fails."""
 KEEP_TURN_S = 60.0
@@ -96,7 +94,7 @@ class _Push:
 
     def repeat(self, now: float) -> None:
         """Request missing pieces again if they did not arrive in time."""
-        if self.asked > self.received and now - self.last > ASK_AGAIN_S:
+        if self.asked > self.received and now - self.last > AGAIN_S:
             self.asked, self.last = self.received, now
             self.tries += 1
 

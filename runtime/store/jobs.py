@@ -19,8 +19,8 @@ from ls_edge.runtime.transport.problems import one_line
 
 log = logging.getLogger("ls_edge.runtime")
 
-WRITE_AGAIN_S = 2.0
-"""Seconds after which a failed write of the record is repeated."""
+AGAIN_S = 2.0
+"""Seconds after which a failed write of the record, or the request for a missing piece, is repeated."""
 _NICENESS = 5
 
 NO_PROGRESS = (0, 0, "")
@@ -156,7 +156,7 @@ class Trial:
             self._thread.do(lambda: self._store.confirm(serving), lambda _: self.settle(), self._on_failure)
 
     def _on_failure(self, why: str) -> None:
-        self.due = time.monotonic() + WRITE_AGAIN_S
+        self.due = time.monotonic() + AGAIN_S
         if why != self._trouble:
             self._trouble = why
             log.warning("the store cannot record that the bundle is warm", extra={"why": why})

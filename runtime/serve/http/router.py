@@ -16,14 +16,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from ls_edge.runtime.serve.http.access import Access
 from ls_edge.runtime.serve.http.connection import Connection
 from ls_edge.runtime.serve.http.replies import HEADERS, Refusal, json_response
+from ls_edge.runtime.source.results import LATENCY_BOUNDS_S
 
 log = logging.getLogger("ls_edge.runtime")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})", re.ASCII)
 
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Histogram buckets for durations of requests."""
 _HEADERS = web.RequestKey("headers", dict)
 """Key under which a request holds the headers of its response."""
 
@@ -67,7 +66,7 @@ class Router:
             "Time from the header of a request to its response.",
             ["path"],
             registry=registry,
-            buckets=BUCKETS_S,
+            buckets=LATENCY_BOUNDS_S,
         )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -92,7 +92,7 @@ def test_a_file_that_the_source_cannot_use_changes_nothing(file):
 
 
 def test_a_file_that_could_not_be_fetched_is_asked_for_again_once_other_peers_have_it(file, monkeypatch):
-    monkeypatch.setattr("ls_edge.runtime.source.follower._AGAIN_S", 3600.0)
+    monkeypatch.setattr("ls_edge.runtime.source.follower.AGAIN_S", 3600.0)
     asked = []
 
     def fetch(_peers, _keys, _owner, _digest, names):

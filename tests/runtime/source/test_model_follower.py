@@ -34,7 +34,7 @@ class Monitor:
 
 def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(monkeypatch, wait_until):
     """Both peers that served it are killed; the next ones must not wait for the end of a pause."""
-    monkeypatch.setattr("ls_edge.runtime.source.model_follower._AGAIN_S", 3600.0)
+    monkeypatch.setattr("ls_edge.runtime.source.model_follower.AGAIN_S", 3600.0)
     asked, line = [], WaitingLine(1, lambda _inflight, _alone: None)
 
     def fetch(names):
