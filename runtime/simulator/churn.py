@@ -81,6 +81,8 @@ class Churn:
         weights = {key: weight for key, weight in weighed.items() if weight}
         if not weights:
             raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
+        if "times" in given and "slow" not in weights:
+            raise UsageError(f"--churn {text!r}: times is for slow devices; add slow=1, or leave times out")
         is_source, is_battery = given.get("of") == "source", given["up"] == "battery"
         if "of" in given and (not is_source or set(weights) != {"kill"} or "zone" in given or is_battery):
             raise UsageError(

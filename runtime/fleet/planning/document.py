@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -105,14 +105,16 @@ def plan_document(
     for name in ("copies", *planned.baselines):
         baselines[name] = _expected(by_name[name]) if name in by_name else None
     spread = [one for one in placed if one is not copies and sum(map(bool, one.placement.values())) > 1]
-    verdict = _judge(problem, objective, spread, [one for one in (single, copies) if one is not None])
+    winner, reason, advantages = _judge(
+        problem, objective, spread, [one for one in (single, copies) if one is not None]
+    )
     proven = planned.is_exact and best.placement is planned.best.placement
     return PlanDocument(
         schema=SCHEMA,
         bundle_id=bundle_id,
         objective=objective,
-        recommendation="distribute" if verdict.winner == "distribute" else "single",
-        reason=verdict.reason,
+        recommendation="distribute" if winner == "distribute" else "single",
+        reason=reason,
         placement=_shown(best.placement),
         replicas=best.replicas,
         route=best.formula.route,
@@ -123,8 +125,8 @@ def plan_document(
         formula=_expected(replace(best, simulated=None)),
         baselines=baselines,
         chosen=best.name,
-        winner=verdict.winner,
-        advantages=verdict.advantages,
+        winner=winner,
+        advantages=advantages,
         solver="exact" if proven else "heuristic",
         assumptions=assumptions,
         warnings=warnings,
@@ -180,21 +182,15 @@ def _number(value: float | None, digits: int = 4) -> float | None:
     return None if value is None or math.isinf(value) else round(value, digits)
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """Comparison of a single device, independent copies, and distribution."""
-
-    winner: str
-    reason: str
-    advantages: list[str]
-
-
 def _judge(
     problem: PlanningProblem, objective: Objective, spread: Sequence[Candidate], known: Sequence[Candidate]
-) -> _Verdict:
-    """Compare the best placement that spreads the model with a single device and with independent copies."""
+) -> tuple[str, str, list[str]]:
+    """Compare the best placement that spreads the model with a single device and with independent copies.
+
+    Return the winner, the reason, and the benefits of distribution if it is not the winner.
+    """
     if not known:
-        return _Verdict("distribute", "no device has memory for the whole model", [])
+        return "distribute", "no device has memory for the whole model", []
     distributed = [_best(spread, objective)] if spread else []
     best = _best([*known, *distributed], objective)
     texts = [
@@ -207,8 +203,8 @@ def _judge(
     if best.name == "single":
         reason = f"{_called(best)}, {reason}"
     if best in distributed:
-        return _Verdict("distribute", reason, [])
-    return _Verdict(best.name, reason, _advantages(problem, distributed[0], best) if distributed else [])
+        return "distribute", reason, []
+    return best.name, reason, _advantages(problem, distributed[0], best) if distributed else []
 
 
 def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidate) -> list[str]:

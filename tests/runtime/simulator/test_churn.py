@@ -47,6 +47,8 @@ def test_churn_is_parsed(text, churn):
         ("up=1m,down=1s,zone=0", "zone '0' is not a number from 1 to 1000"),
         ("up=1m,down=1s,zone=1.5", "zone '1.5' is not a number"),
         ("up=1m,down=1s,slow=1,times=0.5", "times '0.5' is not a number from 1 to 1000"),
+        ("up=1m,down=1s,times=5", "times is for slow devices; add slow=1, or leave times out"),
+        ("up=1m,down=1s,slow=0,kill=1,times=5", "times is for slow devices"),
         ("up=1m,down=1s,of=board", "write of=source,up=90h,down=5m"),
         ("up=1m,down=1s,of=source,stop=1", "write of=source,up=90h,down=5m"),
         ("up=battery,down=1h,hang=1", "write up=battery,down=2h"),
