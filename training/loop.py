@@ -22,7 +22,7 @@ import torch
 
 from ls_edge.core.bands import Bands, windows
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
+from ls_edge.core.errors import DataError, ModelError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, local_folder, pin_to_commit
 from ls_edge.core.logs import OnWarning
 from ls_edge.data.datasets import describe, image_warnings, open_data
@@ -279,8 +279,9 @@ class _Training:
         self.progress = progress
         try:
             self.task.load_state(tensors)
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise RunError(f"cannot use {self.out / RESUME} ({error}); train again with --overwrite") from None
+        except (KeyError, ValueError, RuntimeError, ModelError) as error:
+            reason = str(error).splitlines()[0].rstrip(": ")
+            raise RunError(f"cannot use {self.out / RESUME} ({reason}); train again with --overwrite") from None
         if self.progress.scaler:
             self.task.scaler.load_state_dict(self.progress.scaler)
         self._update_record(read_record(self.out)[1].remark)

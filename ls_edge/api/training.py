@@ -80,7 +80,7 @@ def train_run(
 ) -> TrainingResult | None:
     """Train one run and return its result, or None if ``resume`` finds it finished."""
     from ls_edge.training.loop import train as train_model
-    from ls_edge.training.runs.checkpoint import RESUME
+    from ls_edge.training.runs.checkpoint import is_finished
 
     if resume:
         if other := other_setting(out, settings, named):
@@ -89,7 +89,7 @@ def train_run(
                 "another folder with --init"
             )
         settings = _own_settings(out)
-        if not (out / RESUME).is_file():
+        if is_finished(out, settings.epochs):
             return None
     model_named = "model.name" in named
     return train_model(settings, out, reporter=reporter, resume=resume, overwrite=overwrite, model_named=model_named)

@@ -179,12 +179,18 @@ def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
     path = folder / RESUME
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            progress = msgspec.json.decode((file.metadata() or {})["progress"], type=TrainingProgress)
+            progress = msgspec.json.decode((file.metadata() or {}).get("progress", ""), type=TrainingProgress)
             return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise RunError(f"{path} is missing, so the run cannot be resumed; train again with --overwrite") from None
-    except (OSError, KeyError, ValueError, safetensors.SafetensorError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, safetensors.SafetensorError, msgspec.MsgspecError) as error:
         raise RunError(f"cannot use {path} ({error}); train again with --overwrite") from None
+
+
+def is_finished(folder: Path, epochs: int) -> bool:
+    """Return whether a run has nothing to resume, since it has all its epochs or is a copy without metrics."""
+    path = folder / METRICS
+    return not (folder / RESUME).exists() and (not path.exists() or path.read_bytes().count(b"\n") >= epochs)
 
 
 def start_metrics(folder: Path, epochs_done: int) -> None:
