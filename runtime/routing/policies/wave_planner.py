@@ -52,7 +52,6 @@ def plan_wave(
         costs=local.model.costs,
         swaps=local.limits.swaps,
     )
-    assert assigned is not None  # the lengths come from an assignment
     for track, blocks in zip(used, assigned, strict=True):
         track.blocks = blocks
     for track in unused:
@@ -176,16 +175,13 @@ def assign_blocks(
     before: int,
     costs: OrderCosts | None,
     swaps: int = Limits.swaps,
-) -> tuple[tuple[int, ...], ...] | None:
+) -> tuple[tuple[int, ...], ...]:
     """Assign ``blocks``, given in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
     ``allowed`` has the blocks of each track's holder, ``before`` is the number of blocks in earlier waves. ``costs``
-    without ``beside`` do not cover tracks and are not used. Return None if there is no such assignment, or if the
-    lengths do not add up to the blocks.
+    without ``beside`` do not cover tracks and are not used. There has to be such an assignment.
     """
     track_of = _assigned(blocks, lengths, allowed)
-    if track_of is None:
-        return None
     if costs is not None and costs.beside is not None:
         assignment = _Assignment(track_of, blocks, len(allowed), before, costs, costs.beside)
         _improve(assignment, blocks, allowed, swaps)
@@ -195,10 +191,8 @@ def assign_blocks(
     return tuple(map(tuple, tracks))
 
 
-def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
-    """Return the track of each block, always the shortest possible; None if there is no assignment."""
-    if sum(lengths) != len(blocks):
-        return None
+def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int]:
+    """Return the track of each block, always the shortest possible."""
     track_of: list[int] = []
     held = [0] * len(lengths)
     for at, block in enumerate(blocks):
@@ -208,20 +202,17 @@ def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[C
             track_of.append(track)
         else:
             track_of.append(-1)
-            found = _make_room(at, track_of, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
-            if found is None:
-                return None
-            track = found
+            track = _make_room(at, track_of, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
         held[track] += 1
     return track_of
 
 
 def _make_room(
     at: int, track_of: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
-) -> int | None:
+) -> int:
     """Place block ``at`` by moving others along the shortest chain of tracks (an augmenting path).
 
-    Return the track that becomes longer; None if no chain ends in a track with room.
+    Return the track that becomes longer.
     """
     came: dict[int, int] = {}
     queue = [at]
@@ -238,7 +229,7 @@ def _make_room(
                     if mover == at:
                         return last
             queue += [other for other in range(at - 1, -1, -1) if track_of[other] == track]
-    return None
+    raise ValueError(f"blocks {list(blocks)} have no assignment to holders of {list(map(list, allowed))}")
 
 
 class _Assignment:
