@@ -306,7 +306,7 @@ class Decisions:
     def _way_home(self, request: HeldRequest) -> str:
         """Return a neighbor that reaches the source, or else the earliest holder that is a neighbor, or "".
 
-        Each holder was a neighbor of the one before, so every such step leads closer to the source.
+        Each holder was a neighbor of the previous one, so every such step leads closer to the source.
         """
         source, relays, now = request.itinerary.source, request.itinerary.relays, self._turn.now
         usable = {

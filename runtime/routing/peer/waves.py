@@ -179,7 +179,7 @@ class WaveJoiner:
         ran: tuple[Ran, ...] = (),
         times: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        """End a track with or without returned tokens; ``times`` are those of queue, engine and codec."""
+        """End a track with or without returned tokens; ``times`` are spent in queue, engine and codec."""
         wave = track.wave
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.request.arrived) * 1e6) for at in (track.began, self._turn.now))

@@ -88,7 +88,7 @@ class OpenRequest:
     earlier_reroutes: int = 0
     """Number of reroutes of previous copies."""
     not_finite: dict[str, None] = field(default_factory=dict)
-    """Processes that returned the request because of NaN or infinity, or with such tokens."""
+    """Processes that returned the request because of NaN or infinity, or with such values."""
     left_out: dict[int, str] = field(default_factory=dict)
     """Blocks that this source has skipped, with the reason."""
     watch_returns: bool = False

@@ -34,7 +34,7 @@ class Credits:
 
     limits: Limits = field(repr=False)
     copies: int = 0
-    """Number of requests that were sent to a next holder, and of those that came on their way home."""
+    """Number of requests that were sent to a next holder, or that came on their way home."""
     working: int = 0
     working_of: dict[str, int] = field(default_factory=dict)
     """Number of working requests by account: their source, or the peer that they came from if that is not linked."""
@@ -43,7 +43,7 @@ class Credits:
     held_from_owner: int = 0
     """Number of requests and copies that came directly from their source."""
     held_from: dict[str, int] = field(default_factory=dict)
-    """Number of requests and copies by the peer that they came from, without those that came on their way home."""
+    """Number of requests and copies by the peer that they came from, except those on their way home."""
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
     """Time of the last direct transfer by source; aliases count as one source."""
 

@@ -119,7 +119,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """Tokens of an image that is to be answered by ``deadline``, in seconds of the caller's clock."""
+    """Tokens of an image, to be answered by ``deadline``, in seconds of the caller's clock."""
 
     request: int
     itinerary: Itinerary

@@ -404,7 +404,7 @@ class Neighbors:
         return bool(found)
 
     def update(self, name: str, state: State) -> bool:
-        """Record a STATE; return whether it differs from the one before."""
+        """Record a STATE; return whether it differs from the previous one."""
         n = self.by_name.get(name)
         if n is None:
             return False
