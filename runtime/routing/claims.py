@@ -105,18 +105,18 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
     the itinerary has each block once, and that holders serve the blocks that they ran.
     """
     if reported.track is not None:
-        return "a track of a wave, which belongs to a peer"
+        return "it returned a track of a wave, which belongs to a peer"
     policy = policy_of(asked.policy)
     skipped = tuple(block for block in reported.skipped if block not in left_out)
     if skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
-        return f"{name_blocks(skipped)} left out, which only its source may do"
+        return f"it skipped {name_blocks(skipped)}, which only the source may do"
     if len(reported.skipped) > asked.max_skips:
-        return f"{len(reported.skipped)} blocks left out where {asked.max_skips} may be"
+        return f"it skipped {len(reported.skipped)} blocks; at most {asked.max_skips} are allowed"
     if not policy.runs_in_waves and any(len(wave) != 1 for wave in reported.waves):
-        return f"blocks side by side under the policy {asked.policy}"
+        return f"it ran blocks in parallel, which policy {asked.policy} does not"
     ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)
     if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
-        return f"blocks in the order {', '.join(map(str, ran))} under the policy {asked.policy}"
+        return f"it ran blocks in the order {', '.join(map(str, ran))}; policy {asked.policy} does not reorder"
     return (
         ""
         if bands.is_one and not asked.has_stem

@@ -333,7 +333,7 @@ class Decisions:
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""
         if request.itinerary.source not in self._neighbors.by_name and not self._way_home(request):
-            self.drop(request, sender, f"canceled, says {sender}, the only way home")
+            self.drop(request, sender, f"canceled according to {sender}, the only way home")
 
     def drop(self, request: HeldRequest, holder: str, why: str) -> None:
         """End a request and make the previous holder drop its copy, too."""

@@ -272,7 +272,7 @@ class Machine(Generic[R]):
             n.refused_until = again
         request = self.custody.sent.get(failed.transfer) if isinstance(failed, Forward) else None
         if request is not None:
-            self.custody.wait(request, "not sendable", again)
+            self.custody.wait(request, "could not be sent", again)
 
     def _check_due(self) -> None:
         """Check the requests that are due."""

@@ -135,7 +135,7 @@ class WaveJoiner:
         track = request.open_track
         remaining = request.itinerary.remaining
         if track is None:
-            self._custody.end(request, "a track of no open wave")
+            self._custody.end(request, "its wave is not open")
         elif track.plan.holder != self._turn.name:  # given to a neighbor that failed
             self._end_track(track, request.failure or "refused")
         elif remaining and remaining[0] in usable:

@@ -351,7 +351,7 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
     (Stage.WAITING, Stage.OFFERED): Step(Custody._offer, "RUN sent to the next holder"),
     (Stage.OFFERED, Stage.CUSTODY): Step(Custody._keep, "ACCEPT"),
     (Stage.OFFERED, Stage.WAITING): Step(
-        Custody._wait, "REFUSE, link lost, not sendable, or no progress: decided again"
+        Custody._wait, "REFUSE, link lost, send failed, or no progress: decided again"
     ),
     (Stage.CUSTODY, Stage.WAITING): Step(Custody._wait, "link lost, or no progress: decided again"),
     (Stage.OFFERED, Stage.AWAY): Step(Custody._watch, "RELEASE ahead of its ACCEPT"),
