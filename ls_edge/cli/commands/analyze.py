@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ls_edge.analysis import KINDS, NOT_ASKED, check_kinds
+from ls_edge.analysis import KINDS, NOT_ASKED
 from ls_edge.analysis.overview import print_analysis
 from ls_edge.analysis.plan import AnalysisSettings
 from ls_edge.analysis.trace import is_trace, print_trace_analysis
@@ -83,7 +83,6 @@ def command(
         if (runs := model_folders(folder)) != [local_folder(folder)]:
             raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
     images = open_data(data, "eval")
-    check_kinds(settings["what"])
     with StepProgress("analyze") as progress:
         analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in folders]
     note_account(analyses[0].settings["account"])

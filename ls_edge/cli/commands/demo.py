@@ -100,10 +100,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
     Memory and power are not emulated, and the boards share these cores.
     """
     console = open_console(stderr=True)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be created: {error.strerror}; name another folder") from None
+    out.mkdir(parents=True, exist_ok=True)
     if boards is not None:
         found = board_demo(out, check_boards(boards), bundle, limit, console, slowdown=slowdown)
         write_json(out / "boards.json", found)

@@ -58,9 +58,6 @@ def command(
     asked = ExportSettings.of(settings)
     if per_block and asked.blocks_per_part != 1:
         raise UsageError(f"--per-block contradicts --blocks-per-part {asked.blocks_per_part}; leave one out")
-    asked.check(is_calibrated=calibrate is not None)  # as the function does, but before torch is imported
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UsageError(f"{out} is not a folder; give --out a new one")
     images = None if calibrate is None else open_data(calibrate, "eval")
     with StepProgress("export") as progress:
         exported = export(
