@@ -38,14 +38,13 @@ class Limits:
     """Additional time for the first transfer over a link; later ones get a multiple of the measured time. No effect."""
     keep_share: float = 0.5
     """Fraction of the remaining budget for which a holder may keep tokens without a further block, unless PROGRESS
-    shows that its queue and blocks explain more. With budgets of 1 s and a slow peer, 1/4: 29 reroutes in 480 requests
-    instead of 10, tail -41 %; x2: no effect. With all peers slow, 139 and 444 of 480 are answered instead of 428. With
-    budgets of 5 s and a slow peer, 1/4: 2 reroutes; x2: no effect."""
+    shows that its queue and blocks explain more. With budgets of 1 s and a slow peer, 1/4: 30 reroutes in 480 requests
+    instead of 19, tail -65 %; x2: 10 reroutes, tail -15 %. With all peers slow, 33 and 440 of 480 are answered instead
+    of 392. With budgets of 5 s and a slow peer, 1/4: 13 reroutes; x2: no effect."""
     keep_most: float = 0.75
     """Fraction of the remaining budget for which a holder may keep tokens at all, if others could run them. With
-    budgets of 1 s and a slow peer, 1/4: 35 reroutes instead of 10, tail -49 %; 1: none, tail -7 %, but 2 of 480 fail.
-    With all peers slow, 34 and 470 of 480 are answered instead of 428. It bounds a holder that claims one block after
-    another."""
+    budgets of 1 s and a slow peer, 1/4: 35 reroutes instead of 19, tail -56 %; 1: no effect. With all peers slow, 37
+    and 458 of 480 are answered instead of 392. It bounds a holder that claims one block after another."""
     window: float = 0.1
     """Seconds of transfers in flight on a slow link; heartbeats wait behind them. No effect on links of 20 ms."""
     unmeasured_window: int = 2

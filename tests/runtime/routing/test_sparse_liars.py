@@ -80,6 +80,19 @@ def test_in_a_full_mesh_a_liar_that_keeps_a_request_costs_few_deadlines(policy, 
     assert sim.processes["liar"].machine.counts.received
 
 
+@pytest.mark.parametrize("lie", ["releases", "progress", "growth"])
+@pytest.mark.parametrize("policy", ["fastest", "nearest", "parallel", "random"])
+def test_a_liar_that_keeps_a_request_fails_none_with_a_budget_of_two_deadlines(policy, lie):
+    seconds = {"p": 0.02, "q": 0.02, "liar": 0.0001}
+    links = itertools.combinations((SOURCE, *seconds), 2)
+    sim = sparse(dict.fromkeys(seconds, ALL), links, {"liar": LIES[lie]}, block_seconds=seconds)
+    requests = []
+    for _ in range(6):
+        requests.append(sim.submit(policy=policy, budget=2 * Limits().hop_floor))
+        sim.run(0.2)
+    assert len(answers(sim, requests)) == len(requests)
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_a_holder_that_reports_progress_keeps_a_request_only_if_no_other_could_continue(others):
     """In a full mesh every neighbor announces the blocks of all, and seemed to lead to another holder."""
