@@ -38,8 +38,6 @@ REQUESTS = 250
 """Requests of a run; each round doubles the number of runs."""
 MOST_RUNS = 64
 """Maximum number of runs; a target that is still within the interval remains open."""
-_WAITS = 1.0
-"""Requests per mean outage without ``--rate``; more would share their outages."""
 _RULED_OUT = 4.0
 """Multiple of the allowed misses beyond which the formula rules a fleet out."""
 _KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": ""}
@@ -274,11 +272,10 @@ def judge_fleet(
 ) -> FleetChoice:
     """Simulate a fleet until the intervals lie on one side of the targets."""
     used = {device.name: device for device in problem.devices if placement[device.name]}
-    own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas, until=None)
-    rate = settings.rate or _WAITS / settings.outage_s
-    held = {name: tuple(blocks) for name, blocks in placement.items()}
-    site = Site(0, problem, held, kinds, REQUESTS, requests_at_once(problem, placement), rate, own, churn)
-
+    own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas)
+    rate = settings.rate or 1 / settings.outage_s  # more requests in an outage would share its fate
+    at_once = requests_at_once(problem, placement)
+    site = Site(0, problem, dict(placement), kinds, REQUESTS, at_once, rate, own, churn)
     lost = [one.down / (one.up + one.down) for one in churn for _ in used]
     observe = partial(_observe, settings=own, is_rare=any_of(lost) <= _RARE)
 
