@@ -20,7 +20,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 from ls_edge.runtime.simulator.traces import LOSSES, Trace
 
-_NUMBERS = ("shape", "zone", "times")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3
@@ -67,7 +66,7 @@ class Churn:
             key, equals, value = (part.strip() for part in piece.partition("="))
             if key in given:
                 raise UsageError(f"--churn {text!r} has {key!r} twice; leave one out")
-            known = ["up", "down", "of", *_NUMBERS, *LOSSES]
+            known = ["up", "down", "of", "shape", "zone", "times", *LOSSES]
             if key not in known or not equals:
                 raise UsageError(
                     f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, with weights such as "
