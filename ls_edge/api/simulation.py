@@ -255,12 +255,12 @@ class Fleet:
         """Simulate all combinations of a grid that the file ``out`` lacks."""
         if self.asked.until is not None or self.asked.execute is not None:
             raise UsageError("--sweep has --seeds instead of --until, and no --execute; leave them out")
+        prepared = [self.prepare(self.asked.with_values(values)) for values in combinations(sweep)]
         read = f"{self.problem} {self.costs} {read_losses(self.asked.churn)}"
         digest = hashlib.sha256(read.encode()).hexdigest()[:16]
         document = SweepDocument(sweep, seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
         if out is not None:
             document = continued(document, out)
-        prepared = [self.prepare(self.asked.with_values(values)) for values in combinations(sweep)]
         found = run_sweep(
             document, prepared, path=out, executor=executor, on_step=lambda d, total: on_progress(d, total, "cells")
         )
