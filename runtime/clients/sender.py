@@ -137,20 +137,27 @@ class Sender(Client):
 
     def _connect(self) -> None:
         """Wait until all peers have admitted this process; raise :class:`PushError` if one has not."""
-        silent = self._wait_for_answers()
+        silent = self._wait_for_answers(or_refusal=True)
         for name, why in silent.items():
             self._targets[name].failure = why
         if silent:  # name one for which waiting is useless, if there is one, instead of one that is just starting
             worst = max(silent, key=lambda name: self.sessions[name].has_refused)
             raise PushError(f"{worst}: {silent[worst]}; nothing was changed")
 
-    def _wait_for_answers(self) -> dict[str, str]:
-        """Wait until all peers have admitted or refused this process; return why some have not admitted it."""
+    def _wait_for_answers(self, *, or_refusal: bool = False) -> dict[str, str]:
+        """Wait until all peers have admitted or refused this process; return why some have not admitted it.
+
+        With ``or_refusal``, do not wait for the others once one has refused it.
+        """
 
         def asked() -> dict[str, Session]:
             return {name: self.sessions[name] for name in self._targets}
 
-        self.wait_until(lambda: all(one.stored or one.has_refused for one in asked().values()), self._connect_s)
+        def is_over() -> bool:
+            refusals = [one.has_refused for one in asked().values() if not one.stored]
+            return all(refusals) or (or_refusal and any(refusals))
+
+        self.wait_until(is_over, self._connect_s)
         return {name: one.why_silent for name, one in asked().items() if one.stored is None}
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:

@@ -46,7 +46,7 @@ def test_a_probe_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
     assert "the wrong one" not in probe("import onnxruntime; print('{}')").why
 
 
-CORE = dict.fromkeys(("click", "msgspec", "numpy", "pillow", "pyyaml", "pyzmq", "rich"), "99.0")
+CORE = dict.fromkeys(("click", "msgspec", "numpy", "packaging", "pillow", "pyyaml", "pyzmq", "rich"), "99.0")
 
 
 def test_a_board_without_extras_is_well(install_only):

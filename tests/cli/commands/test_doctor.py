@@ -40,7 +40,7 @@ def test_this_machine_is_checked():
 @pytest.mark.parametrize(("pyzmq", "status", "code"), [("99.0", "warn", 0), ("25.1", "bad", 1)])
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_the_worst_finding_decides_the_exit_code(install_only, monkeypatch, command, pyzmq, status, code, flags):
-    core = ("click", "msgspec", "numpy", "pillow", "pyyaml", "rich")
+    core = ("click", "msgspec", "numpy", "packaging", "pillow", "pyyaml", "rich")
     install_only({**dict.fromkeys(core, "99.0"), "pyzmq": pyzmq})
     for engine in ("onnxruntime", "tensorrt"):
         monkeypatch.setitem(sys.modules, engine, None)
