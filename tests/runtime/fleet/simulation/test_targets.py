@@ -76,6 +76,7 @@ def test_skipped_blocks_count_as_answers_but_not_as_whole_ones(search):
     assert found[0].whole.high < 0.95 < found[0].answered.low
 
 
+@pytest.mark.slow
 def test_a_target_of_latency_needs_a_load_and_counts_the_queue(search):
     """A board of 8 ms an image answers 60 images a second, but not within 10 ms."""
     with pytest.raises(UsageError, match="depends on the load; give --rate"):
