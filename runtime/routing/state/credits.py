@@ -8,16 +8,17 @@ from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import owner_of
 
+WORKS_AGAIN = (-1, 0)
+"""Change of the numbers of copies and of held requests if a block is to run on a copy."""
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
 _HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
-_BEGINS_WORK = (Stage.QUEUED, Stage.JOINING)
 
 
-def may_count(before: Stage, after: Stage) -> bool:
-    """Return whether a transition may change the number of copies or of held requests."""
-    if before in _NOT_HELD or after in _NOT_HELD or after is Stage.AWAY:
-        return True
-    return before is Stage.WAITING and after in (*_HANDED_ON, *_BEGINS_WORK)
+def counted(before: Stage, after: Stage) -> tuple[int, int] | None:
+    """Return the change of the numbers of copies and of held requests in a transition, if there may be one."""
+    held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
+    copies = (after in _HANDED_ON and before not in _HANDED_ON) - (after is Stage.AWAY)
+    return (copies, held) if copies or held else None
 
 
 @dataclass
@@ -47,17 +48,17 @@ class Credits:
     last_let_in: dict[str, float] = field(default_factory=dict, compare=False)
     """Time of the last direct transfer by source; aliases count as one source."""
 
-    def moved(self, request: HeldRequest, before: Stage) -> None:
-        """Update the counts for a transition of ``request`` from the stage ``before``."""
-        after, was_copy = request.stage, request.is_copy
-        held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
-        is_waiting_copy = was_copy and after is Stage.WAITING
-        request.is_copy = (
-            after in _HANDED_ON or is_waiting_copy or (after is not Stage.ENDED and request.passes_through)
-        )
-        copies = request.is_copy - was_copy
-        if copies or held:
-            self.count(request, copies, held)
+    def moved(self, request: HeldRequest, change: tuple[int, int]) -> None:
+        """Update the counts for a transition."""
+        copies, held = change
+        if held > 0:
+            copies = int(request.passes_through)
+        elif held < 0:
+            copies = -int(request.is_copy)
+        elif request.is_copy == (copies > 0):
+            return
+        request.is_copy = copies > 0
+        self.count(request, copies, held)
 
     def count(self, request: HeldRequest, copies: int, held: int) -> None:
         """Add to the numbers of copies and of held requests."""

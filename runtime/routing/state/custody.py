@@ -16,7 +16,7 @@ import msgspec
 from ls_edge.core.parts import STEM
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
-from ls_edge.runtime.routing.state.credits import Credits, may_count
+from ls_edge.runtime.routing.state.credits import WORKS_AGAIN, Credits, counted
 from ls_edge.runtime.routing.state.events import Forward
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage
 from ls_edge.runtime.routing.state.neighbors import Neighbor, owner_of
@@ -140,8 +140,8 @@ class Custody:
             leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
-        if step.may_count:
-            self.credits.moved(request, before)
+        if step.change is not None:
+            self.credits.moved(request, step.change)
         step.make(self, request, detail)
 
     def _wait(self, request: HeldRequest, _: None) -> None:
@@ -150,6 +150,8 @@ class Custody:
 
     def _queue(self, request: HeldRequest, block: int) -> None:
         """Queue a request for the engine, to run ``block``."""
+        if request.is_copy:
+            self.credits.moved(request, WORKS_AGAIN)
         request.engine.block, request.engine.queued_at = block, self._turn.now
         self.timers.set(request, request.deadline)
         self.queued.append(request)
@@ -161,6 +163,8 @@ class Custody:
 
     def _join(self, request: HeldRequest, wave: OpenWave) -> None:
         """Wait for the tracks of ``wave``."""
+        if request.is_copy:
+            self.credits.moved(request, WORKS_AGAIN)
         request.wave, request.waiting_since = wave, None
         self.watch_wave(request)
 
@@ -336,8 +340,8 @@ class Step:
     make: Callable[..., None]
     """Method of :class:`Custody` that makes the transition."""
     when: str
-    may_count: bool = True
-    """Whether it may change the number of copies or of held requests."""
+    change: tuple[int, int] | None = None
+    """Change of the numbers of copies and of held requests, if there may be one."""
 
 
 TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
@@ -379,4 +383,4 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
 }
 """All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():
-    _step.may_count = may_count(*_pair)
+    _step.change = counted(*_pair)

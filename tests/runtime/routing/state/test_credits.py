@@ -1,7 +1,7 @@
 """Credits: what a peer holds, and how much more it accepts from whom."""
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse, Release
-from ls_edge.runtime.routing.state.credits import Credits, may_count
+from ls_edge.runtime.routing.state.credits import WORKS_AGAIN, Credits, counted
 from ls_edge.runtime.routing.state.events import Forward
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
@@ -29,9 +29,11 @@ def goes_through(counts, request, *stages):
     """Copies and working requests after each of the stages."""
     found = []
     for stage in stages:
-        before, request.stage = request.stage, stage
-        if may_count(before, stage):
-            counts.moved(request, before)
+        if change := counted(request.stage, stage):
+            counts.moved(request, change)
+        if stage is Stage.QUEUED and request.is_copy:
+            counts.moved(request, WORKS_AGAIN)
+        request.stage = stage
         found.append((counts.copies, counts.working))
     return found
 
