@@ -206,8 +206,6 @@ class Fleet:
         self, executor: Executor | None, on_progress: OnProgress
     ) -> tuple[SimulationResult, list[SiteOutcome]]:
         """Simulate all sites, and run some of the orders."""
-        if self.asked.until is not None and not self.asked.churn:
-            raise UsageError("--until repeats until enough outages were seen; give --churn up=1h,down=3m, too")
         if (self.asked.execute is None) != (self.asked.data is None):
             raise UsageError("orders run on labeled images: give both --execute N and --data DATA")
         images = None if self.asked.data is None else open_data(self.asked.data, "eval")
@@ -217,6 +215,11 @@ class Fleet:
                 "images, or a smaller number"
             )
         sites, context = self.prepare(self.asked)
+        if self.asked.until is not None and not any(loss.per_second(1) for loss in sites[0].churn):
+            raise UsageError(
+                "--until repeats until enough outages were seen; give --churn up=1h,down=3m, or a trace with losses, "
+                "too"
+            )
         outcomes = simulate_fleet(sites, executor, lambda done, total: on_progress(done, total, "requests"))
         found = msgspec.structs.asdict(summarize_simulation(outcomes, context))
         if images is not None:

@@ -291,10 +291,11 @@ def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> 
     """Return warnings about a result that is less certain than it seems."""
     if not context.churn:
         return []
+    longer = "more --requests or a lower --rate" + ("" if context.until else ", or with --until 10%")
     if not losses and not whole.outages:
         return [
             f"no device was lost in {show_hours(whole.hours)}, so this says nothing about outages; simulate longer "
-            "with more --requests, or with --until 10%"
+            f"with {longer}"
         ]
     if not whole.outages:
         return [
@@ -303,11 +304,11 @@ def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> 
     wanted = context.until or SPREAD
     if whole.spread <= wanted:
         return []
-    more = (
-        f"; about {show_hours(whole.more_hours)} more are enough (--until {100 * wanted:.0f}%)"
-        if whole.more_hours
-        else ""
-    )
+    more = f"; about {show_hours(whole.more_hours)} more are enough" if whole.more_hours else ""
+    if context.until:
+        more += f"; --until {100 * wanted:.3g}% was not reached, so give {longer}"
+    elif more:
+        more += f" (--until {100 * wanted:.0f}%)"
     return [f"{counted(whole.outages, 'outage')} seen: the answer is uncertain{more}"]
 
 

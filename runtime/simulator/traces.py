@@ -21,6 +21,7 @@ from ls_edge.core.files import read_file
 LOSSES = ("kill", "stop", "hang", "drain", "slow")
 """Kinds of losses: a killed process, a stopped one or a silent link, an engine that does not return, a process that
 leaves cleanly, and an engine that takes longer."""
+_LEAST_S = 1e-3
 MOST_BYTES = 200_000_000
 _STATES = {"up": "up", "down": "kill", **{kind: kind for kind in LOSSES}}
 _NAME, _EVENT, _START, _END = 4, 5, 6, 7
@@ -59,13 +60,20 @@ class Trace:
                     f"--churn {path}:{number}: {line[:60]!r} is not device,time,state; times are seconds, states up, "
                     f"down or {', '.join(LOSSES)}, or give event_trace.tab of the Failure Trace Archive"
                 ) from None
-        times = [time for events in found.values() for time, *_ in events]
-        if len(set(times)) < 2:
-            raise UsageError(f"--churn {path} has no two different times; a trace needs a beginning and an end")
+        times = [time for events in found.values() for time, *_ in events] or [0.0]
         begin, seconds = min(times), max(times) - min(times)
+        if seconds < _LEAST_S:
+            raise UsageError(
+                f"--churn {path} has no two times a millisecond apart; a trace needs a beginning and an end"
+            )
         devices = tuple(_changes(events, begin) for events in found.values())
         outages = [length for one in devices for length in _outages(one, seconds)]
         return cls(devices, seconds, sum(outages) / len(outages) if outages else 0.0)
+
+    def per_second(self, devices: int) -> float:
+        """Return the mean number of losses per second at a site."""
+        losses = sum(state != "up" for one in self.devices for _, state in one)
+        return devices * losses / len(self.devices) / self.seconds
 
     def timelines(self, devices: int, site: int, rng: random.Random) -> Iterator[Iterator[tuple[float, str]]]:
         """Yield the losses of each device of a site."""

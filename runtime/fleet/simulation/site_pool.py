@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ls_edge.core.errors import LsEdgeError
-from ls_edge.evaluation.simulation_summary import FleetSettings, SiteOutcome, whole_share
+from ls_edge.evaluation.simulation_summary import SiteOutcome, whole_share
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_ROUNDS = 1000
-"""Maximum rounds of :func:`simulate_fleet`, which ends also for a fleet that hardly ever fails."""
+MOST_REQUESTS = 10_000_000
+"""Maximum rounds of :func:`simulate_fleet`, and requests of all of them; one round may have more."""
+ROUNDS_ALIKE = 64
+"""Rounds after which a fleet that answers all requests, or none, is not simulated further."""
 
 
 def simulate_sites(
@@ -45,6 +48,8 @@ def submit_sites(
 
     Without an executor, that function runs the sites in this process.
     """
+    for site in sites:
+        site.check()
     if executor is None:
         return functools.partial(_run_here, sites)
     # In the main thread, an interrupt would leave a process half started, which then fails or never ends.
@@ -92,7 +97,7 @@ def simulate_fleet(
     as narrow as :attr:`FleetSettings.until`. Each round has its own random numbers. The number of rounds does not
     depend on the executor.
     """
-    wants = grow or functools.partial(_narrower, sites[0].settings)
+    wants = grow or functools.partial(_narrower, sites)
     outcomes: list[SiteOutcome] = []
     rounds, wanted = 0, 1
     while rounds < wanted:
@@ -101,14 +106,18 @@ def simulate_fleet(
         before = sum(len(one.states) for one in outcomes)
         outcomes += simulate_sites(more, executor, lambda done, total, b=before: on_step(b + done, b + total))  # type: ignore[misc]
         rounds = wanted
+        most = min(most, MOST_REQUESTS * rounds // sum(len(one.states) for one in outcomes))
         wanted = min(most, math.ceil(wants(outcomes) * rounds))
     return outcomes
 
 
-def _narrower(settings: FleetSettings, outcomes: Sequence[SiteOutcome]) -> float:
+def _narrower(sites: Sequence[Site], outcomes: Sequence[SiteOutcome]) -> float:
+    settings = sites[0].settings
     if settings.until is None or (found := whole_share(outcomes, settings)).spread <= settings.until:
         return 1.0
-    return 2.0 if found.more_hours is None else min(2.0, 1 + found.more_hours / found.hours)
+    if found.more_hours is None:
+        return 2.0 if len(outcomes) < ROUNDS_ALIKE * len(sites) else 1.0
+    return min(2.0, 1 + found.more_hours / found.hours)
 
 
 @contextmanager

@@ -23,10 +23,12 @@ from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationConte
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import requests_at_once
-from ls_edge.runtime.simulator.churn import Battery, Churn, Losses, any_of
+from ls_edge.runtime.simulator.churn import MOST_LOSSES, Battery, Churn, Losses, any_of
 
 SITE_SIZE = 16
 """Devices per site. All peers of a site exchange their states, so the cost grows with the square."""
+MOST_S = 1e10
+"""Maximum simulated time, which floats resolve to microseconds."""
 REPLICAS = 2
 """Default number of holders of a block, if memory allows; with a single holder, each loss costs blocks."""
 
@@ -47,6 +49,19 @@ class Site:
     settings: FleetSettings
     churn: Losses = ()
     costs: OrderCosts | None = None
+
+    def check(self) -> None:
+        """Raise :class:`UsageError` if requests at this rate take too long to simulate."""
+        if self.rate is None:
+            return
+        seconds = self.requests / max(self.rate, 1e-300)
+        losses = sum(loss.per_second(sum(map(bool, self.placement.values()))) for loss in self.churn) * seconds
+        if seconds > MOST_S or losses > MOST_LOSSES:
+            raise UsageError(
+                f"{self.requests:,} requests at {self.rate:g} per second take {seconds:.3g} s, with about {losses:.3g} "
+                f"losses of devices at a site; at most {MOST_S:g} s and {MOST_LOSSES:,} losses are simulated: raise "
+                "--rate, or give fewer requests"
+            )
 
 
 def sites_of(

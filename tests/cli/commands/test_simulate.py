@@ -197,7 +197,13 @@ def test_a_sweep_does_not_continue_with_another_trace(command, bundle, profile, 
         (("--sweep", "up=1m,2m", "--churn", "up=1m"), "--churn 'up=1m' has no down"),
         (("--seeds", "3"), "--seeds and --out are for --sweep; add one, or use --seed"),
         (("--out", "cells.json"), "--seeds and --out are for --sweep"),
-        (("--until", "10%"), "--until repeats until enough outages were seen; give --churn up=1h,down=3m, too"),
+        (
+            ("--until", "10%"),
+            "--until repeats until enough outages were seen; give --churn up=1h,down=3m, or a trace with losses, too",
+        ),
+        (("--until", "10%", "--churn", "CALM"), "--until repeats until enough outages were seen"),
+        (("--churn", "SHORT"), "short.csv has no two times a millisecond apart; a trace needs a beginning and an end"),
+        (("--rate", "1e-9", "--churn", "up=1h,down=3m"), "5 requests at 1e-09 per second take 5e+09 s, with about 2.6"),
         (("--sweep", "replicas=1,2", "--until", "10%"), "--sweep has --seeds instead of --until"),
         (("--until", "often"), "--until 'often' is not a share between 0 and 1; write 10% or 0.1"),
         (("--until", "100%"), "--until '100%' is not a share between 0 and 1; write 10% or 0.1"),
@@ -211,7 +217,10 @@ def test_a_sweep_does_not_continue_with_another_trace(command, bundle, profile, 
         (("--site-size", "65"), "65 is not in the range"),
     ],
 )
-def test_unusable_settings_are_one_line(command, bundle, profile, flags, message):
+def test_unusable_settings_are_one_line(command, bundle, profile, tmp_path, flags, message):
+    for name, text in (("calm", "a,0,up\na,100,up\n"), ("short", "a,0,up\na,1e-9,down\n")):
+        (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
+        flags = [tmp_path / f"{name}.csv" if flag == name.upper() else flag for flag in flags]
     code, printed, errors = command(
         "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 5, "--jobs", 1, *flags
     )

@@ -134,8 +134,9 @@ def test_further_sites_begin_at_other_times_and_devices(write):
         ("a,nan,up\n", "is not device,time,state"),
         (",1,up\n", ":1: ',1,up' is not device,time,state"),
         ("a\tb\n", "is not device,time,state"),
-        ("a,1,up\nb,1,down\n", "has no two different times"),
-        ("", "has no two different times"),
+        ("a,1,up\nb,1,down\n", "has no two times a millisecond apart"),
+        ("a,1,up\na,1.0005,down\n", "has no two times a millisecond apart"),
+        ("", "has no two times a millisecond apart"),
     ],
 )
 def test_unusable_traces_are_one_line(write, text, message):
