@@ -10,6 +10,7 @@ from rich.console import Console
 from ls_edge.cli.interrupts import StopRequest
 from ls_edge.cli.output import warn
 from ls_edge.core.errors import LinkError, ModelMismatch
+from ls_edge.core.parts import ENDS
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.routing.policies import find_policy
@@ -53,12 +54,10 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
             "be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
+    allowed, flags = f"may skip at most {source.max_skips} of {count} blocks", f"--max-skips {len(missing)}"
     if not find_policy(source.settings.policy).may_skip:
-        allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
-    else:
-        allowed = f"may skip at most {source.max_skips} of {count} blocks"
-        flags = f"--max-skips {len(missing)}"
-    if len(missing) < count:
+        allowed, flags = "never skips a block", f"--policy nearest {flags}"
+    if len(missing) < count and ENDS.keys().isdisjoint(missing):
         advice += f", or answer without with {flags}"
     raise LinkError(f"{what}; the policy {source.settings.policy} {allowed}, so no image could be answered: {advice}")
 

@@ -83,7 +83,7 @@ class SourceLoop:
             alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
-            model=Model(bundle.bands, costs, strict_id),
+            model=Model(bundle.bands, costs, strict_id, settings.via_source),
         )
         check_policy(bundle, find_policy(settings.policy), costs)
         self._machine, self._seen_events, self._look_again = machine, 0, False

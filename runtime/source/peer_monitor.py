@@ -46,7 +46,7 @@ class SourceSnapshot:
     needed: frozenset[int]
     """Blocks of the model; also stem and head if peers run them."""
     held: tuple[tuple[int, ...], ...]
-    """Blocks that warm neighbors serve or reach."""
+    """Blocks that warm neighbors serve or, unless every hop goes through the source, reach."""
     problems: Mapping[str, str]
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
@@ -181,7 +181,8 @@ class PeerMonitor:
         held: list[tuple[int, ...]] = []
         for n in neighbors:
             if n.state is not None and n.state.warm and not n.state.draining:
-                held += (n.hello.blocks, n.state.reach_blocks, *n.state.far_blocks)
+                behind = () if self._machine.turn.model.only_linked else (n.state.reach_blocks, *n.state.far_blocks)
+                held += (n.hello.blocks, *behind)
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
         }

@@ -22,25 +22,22 @@ class Orphans:
     def look_for(self) -> None:
         """Update which sources of held requests no linked process reaches.
 
-        A source that was never in reach counts only if the neighbors have no links to further processes.
+        None is known to be out of reach while neighbors have links to further processes, which may reach it.
         """
         turn, neighbors = self._turn, self._turn.neighbors
         sources = {request.itinerary.source for request in self._custody.held.values()} - {turn.name}
         for name in sorted(sources):
             if name in neighbors.by_name or neighbors.reach(name):
                 self._drop_at.pop(name, None)
-            elif name in neighbors.once_near or not any(map(neighbors.leads_beyond, neighbors)):
+            elif not any(map(neighbors.leads_beyond, neighbors)):
                 self._drop_at.setdefault(name, turn.now + turn.limits.away_floor)
         self._drop_at = {name: at for name, at in self._drop_at.items() if name in sources}
         self.next = min(self._drop_at.values(), default=INFINITY)
 
     def drop(self) -> None:
         """End the requests of sources that have been out of reach for too long."""
-        now, why = self._turn.now, "its source went away"
-        due = [name for name, at in self._drop_at.items() if at <= now]
-        self._drop_at = {name: at for name, at in self._drop_at.items() if at > now}
+        due = {name for name, at in self._drop_at.items() if at <= self._turn.now}
+        self._drop_at = {name: at for name, at in self._drop_at.items() if name not in due}
         self.next = min(self._drop_at.values(), default=INFINITY)
-        for request in [
-            request for name in due for request in self._custody.held.values() if request.itinerary.source == name
-        ]:
-            self._decisions.drop(request, self._turn.name, why)
+        for request in [one for one in self._custody.held.values() if one.itinerary.source in due]:
+            self._decisions.drop(request, self._turn.name, "its source went away")

@@ -308,11 +308,12 @@ class SourceRules:
         """Record which blocks are reachable, at or through neighbors that are not silent.
 
         Blocks of the previous check count as reachable until now if an event may have changed them, otherwise until
-        that check. If the source demands a bundle, blocks behind neighbors do not count.
+        that check. If the source demands a bundle or a link, blocks behind neighbors do not count.
         """
-        neighbors, until = self._turn.neighbors, self._looked_at if event is None else self._turn.now
-        good = [n for n in neighbors if n.serves and not n.is_silent]
-        behind = [] if self._turn.model.bundle_id else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
+        model, until = self._turn.model, self._looked_at if event is None else self._turn.now
+        good = [n for n in self._turn.neighbors if n.serves and not n.is_silent]
+        linked = model.bundle_id or model.only_linked
+        behind = [] if linked else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
         self._looked_at = self._turn.now

@@ -20,6 +20,8 @@ class Model(NamedTuple):
     """Measured order costs; None if the bundle has none."""
     bundle_id: str = ""
     """In a peer, the bundle that it serves; in a source, the only bundle whose blocks may run, empty for any."""
+    only_linked: bool = False
+    """In a source, whether only linked peers may run blocks, since every hop goes through the source."""
 
 
 class LocalNode(NamedTuple):

@@ -225,6 +225,21 @@ def test_answers_replay_with_every_hop_through_the_source(thirds, open_source, t
     assert_replays(tiny_bundle, records[::5])
 
 
+def test_blocks_behind_a_peer_have_no_holder_with_every_hop_through_the_source(
+    serve_peers, tiny_bundle, images, wait_until, tmp_path
+):
+    file = serve_peers({"a": range(3), "b": range(3, 6)})
+    view = tmp_path / "view.yaml"  # nothing listens where this source expects b
+    view.write_text(file.path.read_text().replace(file.peer("b").address, "tcp://127.0.0.1:1"))
+    with Source.open(view, tiny_bundle, max_skips=3, budget_ms=60_000) as source:
+        assert source.wait_ready(30) == ()
+        assert not source.submit(images(1)[0]).result(20).degraded
+    with Source.open(view, tiny_bundle, max_skips=3, budget_ms=60_000, via_source=True) as source:
+        wait_until(lambda: "b" in source.snapshot.peers["a"].reaches, 30.0, "a to report its link to b")
+        assert source.snapshot.missing_blocks == (3, 4, 5)
+        assert source.submit(images(1)[0]).result(20).record.skipped == (3, 4, 5)
+
+
 def test_requests_next_to_canceled_ones_are_answered_and_close_can_be_repeated(thirds, tiny_bundle):
     source = Source.open(thirds.path, tiny_bundle)
     assert source.wait_ready() == ()

@@ -159,6 +159,18 @@ def test_tokens_far_from_their_source_are_not_dropped_while_more_arrive():
     assert not sim.notes
 
 
+def test_a_peer_that_has_lost_its_link_to_the_source_still_answers_through_others():
+    """Each second, it dropped the work of a source that it could no longer see."""
+    sim = sparse({"a": (0, 1), "b": (2, 3), "c": (4,)}, (SOURCE, "a"), (SOURCE, "c"), ("a", "b"), ("b", "c"))
+    sim.cut(SOURCE, "c")
+    sim.run(0.5)
+    for _ in range(120):
+        sim.submit(budget=30.0)
+        sim.run(0.02)
+    sim.settle()
+    assert all(isinstance(outcome, Complete) and outcome.attempts == 1 for outcome in outcomes(sim))
+
+
 def test_a_block_that_only_waits_for_a_credit_is_not_skipped():
     sim = line_of(IN_ORDER, "d")
     for _ in range(REQUESTS):
