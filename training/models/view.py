@@ -10,6 +10,7 @@ Orders are Python integers because an order in a CUDA tensor would cost one sync
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -262,6 +263,11 @@ class BlockView(nn.Module):
         """
         if image_size is not None:
             self.model.pretrained_model_args = {"img_size": image_size}  # type: ignore[assignment]
+        own = self.model.state_dict()
+        for name in ("cls_token", "dist_token"):  # timm would take their positions for those of patches
+            if "pos_embed" in state and (name in state) != (name in own):
+                how = "has {!r}, which this model lacks" if name in state else "lacks {!r}, which this model needs"
+                raise ModelError(f"the checkpoint {how.format(name)}; it belongs to another model")
         try:
             if image_size is None and not self._could_be_square(state):
                 raise ValueError("its position embedding is of a grid that is neither square nor this model's")
@@ -276,8 +282,9 @@ class BlockView(nn.Module):
         found, own = (getattr(of.get("pos_embed"), "shape", (0, 0)) for of in (state, self.model.state_dict()))
         if len(found) != 3 or found[1] in (0, own[1]):
             return True
-        prefix = 0 if getattr(self.model, "no_embed_class", False) else int(getattr(self.model, "num_prefix_tokens", 1))
-        return any(math.isqrt(count) ** 2 == count for count in {found[1] - prefix, found[1]})
+        tokens = [int(state[name].shape[-2]) for name in ("cls_token", "dist_token", "reg_token") if name in state]
+        counts = itertools.accumulate((-count for count in tokens), initial=int(found[1]))  # some have no position
+        return any(count > 0 and math.isqrt(count) ** 2 == count for count in counts)
 
 
 def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

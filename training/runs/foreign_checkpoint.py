@@ -1,8 +1,8 @@
 """Reading of checkpoints from other projects as dictionaries with timm's names, without running code from them.
 
 Trainers wrap the weights of a model, in any nesting: in dictionaries next to optimizers and settings (:data:`_NESTED`)
-and in modules that add a prefix to each name (:data:`_PREFIXES`). As in timm, averaged weights, with which these
-projects evaluate, are preferred to raw ones.
+and in modules that add a prefix to each name (:data:`_PREFIXES`, or any other before the blocks) or a part within it
+(:data:`_WRAPPERS`). As in timm, averaged weights, with which these projects evaluate, are preferred to raw ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
 """Keys of averaged weights; the teacher in DINO is the average of its student."""
 _NESTED = (*_AVERAGED, "state_dict", "model_state_dict", "model_state", "model", "student", "module", "net", "weights")
 _AVERAGED_PREFIXES = ("ema_model.", "model_ema.", "ema.", "teacher.")
-_PREFIXES = (*_AVERAGED_PREFIXES, "_orig_mod.", "module.", "model.", "student.", "backbone.", "net.", "network.")
+_PREFIXES = (*_AVERAGED_PREFIXES, "module.", "model.", "student.", "backbone.", "net.", "network.")
+_WRAPPERS = re.compile(r"\b_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.")
+"""Parts of names that torch adds to each module that it compiles, shards, or checkpoints."""
+_PARENT = re.compile(r"([A-Za-z_]\w*\.)(?:[A-Za-z_]\w*\.)*blocks\.\d")
+"""Start of a name in a module that has the blocks, but not in one of several stages."""
 _DECODER = ("decoder", "mask_token")
 """Prefixes of names in the decoder of an autoencoder (MAE)."""
 
@@ -41,12 +45,14 @@ def read_foreign(
     ``note`` receives a line about each choice and omission. Raise :class:`RunError` for any other file.
     """
     path = Path(path)
-    value: Any = read_tensors(path)[0] if path.suffix == ".safetensors" else _load(path)
+    value: Any = _load(path)
     size = None
     while isinstance(value, dict):
         size = size or _image_size(value)
-        skipped = () if "student" in value else ("teacher",)  # without a student, the teacher is another model
-        key = next((k for k in _NESTED if isinstance(value.get(k), dict) and k not in skipped), None)
+        nested = [key for key in _NESTED if isinstance(value.get(key), dict)]
+        if "student" not in nested:  # next to other weights, the teacher is another model
+            nested.sort(key="teacher".__eq__)
+        key = next(iter(nested), None)
         if key is None:
             break
         if key in _AVERAGED:
@@ -76,11 +82,13 @@ def _image_size(value: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str], None]) -> dict[str, Tensor]:
+    found = {_WRAPPERS.sub("", name): tensor for name, tensor in found.items()}
     while True:
         prefixes = [prefix for prefix in _PREFIXES if any(name.startswith(prefix) for name in found)]
         if "student." not in prefixes:
             prefixes = [prefix for prefix in prefixes if prefix != "teacher."]
-        whole = [prefix for prefix in prefixes if any(".blocks." in f".{name}" for name in _below(found, prefix))]
+        parents = {parent[1] for parent in map(_PARENT.match, found) if parent}
+        whole = [prefix for prefix in prefixes if prefix in parents] or (list(parents) if len(parents) == 1 else [])
         if not (whole or prefixes):
             return found
         prefix = (whole or prefixes)[0]
@@ -98,19 +106,27 @@ def _below(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> Any:
+    """Return the content of a file, whose first bytes tell its format, since its name may not."""
     if not path.is_file():
         raise RunError(f"{path} is neither a run folder nor a file; check --init")
+    with path.open("rb") as stream:
+        start = stream.read(9)
+    if start.endswith(b"{"):
+        return read_tensors(path)[0]
+    if not start.startswith((b"PK", b"\x80")):
+        raise RunError(
+            f"{path} is neither a safetensors file nor one of torch.save (it begins with {repr(start)[1:]}); give the "
+            "file of a model's state_dict"
+        )
     try:
         # Training scripts save this class with their settings; like timm, allow no other class.
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+        safe = torch.serialization.safe_globals([argparse.Namespace])
+        with path.open("rb") as stream, warnings.catch_warnings(), safe:  # given a path, torch goes by its extension
             warnings.simplefilter("ignore")  # warnings about old pickle protocols
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(stream, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for unreadable files
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
-        if found:
-            reason = f"it holds Python objects, such as {found[1]}"
-        else:
-            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or another format"
+        reason = f"it holds Python objects, such as {found[1]}" if found else "it is truncated or holds something else"
         raise RunError(
             f"{path} is not a checkpoint of plain tensors ({reason}); anything else could run code from the file, so "
             "it is not loaded; save the model's state_dict as .safetensors"

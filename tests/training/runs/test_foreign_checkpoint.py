@@ -1,6 +1,7 @@
 """Checkpoints of other trainers: wrapped, prefixed, averaged, with settings, of autoencoders and of other sizes."""
 
 import argparse
+import re
 
 import pytest
 import torch
@@ -43,6 +44,38 @@ def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, 
     assert made.trained
 
 
+@pytest.mark.parametrize("prefix", ["vit.", "model.encoder.", "visual.trunk.", "_fsdp_wrapped_module."])
+def test_other_prefixes_are_recognized_by_the_blocks(tmp_path, prefix):
+    path = tmp_path / "w.pth"
+    torch.save(prefixed(weights(), prefix), path)
+    assert same(start(init=str(path)).view.weights(), weights())
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_wrappers_that_torch_puts_around_single_blocks_are_removed(tmp_path, wrapper):
+    path = tmp_path / "w.pth"
+    torch.save({re.sub(r"^(blocks\.\d\.)", rf"\1{wrapper}.", name): w for name, w in weights().items()}, path)
+    assert same(start(init=str(path)).view.weights(), weights())
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.bin", "w.SAFETENSORS", "w.safetensors", "weights"])
+def test_the_content_of_a_file_and_not_its_name_tells_its_format(tmp_path, name):
+    path = tmp_path / name
+    for write in (torch.save, save_file):
+        write(weights(), path)
+        assert same(start(init=str(path)).view.weights(), weights())
+    for content in (
+        b"",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b'{"weight_map": {}}',
+        b"\x08\x0a\x12\x07pytorch",
+    ):
+        path.write_bytes(content)
+        with pytest.raises(RunError, match="is neither a safetensors file nor one of torch") as caught:
+            start(init=str(path))
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("average", ["state_dict_ema", "model_ema", "teacher"])
 def test_averaged_weights_are_preferred_with_a_line(tmp_path, average):
     path, notes = tmp_path / "w.pth", []
@@ -51,6 +84,8 @@ def test_averaged_weights_are_preferred_with_a_line(tmp_path, average):
     assert notes == [f"{path}: the averaged weights ({average}) are used"]
     torch.save({"model": weights(1), "teacher": weights(2)}, path)  # of a distillation
     assert same(start(init=str(path)).view.weights(), weights(1))
+    torch.save({"teacher": prefixed(weights(2), "backbone.")}, path)  # what DINOv2 evaluates
+    assert same(start(init=str(path), warn=notes.append).view.weights(), weights(2))
 
 
 def test_lightning_has_raw_and_averaged_weights_in_one_dictionary(tmp_path):
@@ -124,6 +159,34 @@ def test_positions_of_a_grid_that_is_not_square_are_resampled(tmp_path):
     rows = found[1:].reshape(8, 4)
     assert (rows - rows[0]).abs().max() < 1e-4
     assert (rows[0].diff() > 1).all()
+
+
+@pytest.mark.parametrize("size", [28, 42])
+def test_dinov2_with_registers_is_read_as_its_authors_published_it(tmp_path, size):
+    """They count a position for the class token but none for the registers."""
+    name, args, path = (
+        "vit_small_patch14_reg4_dinov2",
+        {"embed_dim": 24, "num_heads": 2, "depth": 1},
+        tmp_path / "w.pth",
+    )
+    state = start(name=name, args=args, img_size=28).view.weights()
+    state = {key: value for key, value in state.items() if not key.startswith("head.")}
+    state["register_tokens"] = state.pop("reg_token")
+    state["pos_embed"] = torch.cat([torch.ones(1, 1, 24), state["pos_embed"]], 1)
+    torch.save({**state, "mask_token": torch.zeros(1, 24)}, path)
+    found = start(name=name, args=args, img_size=size, init=str(path)).view.weights()
+    assert torch.equal(found["cls_token"], state["cls_token"] + 1)
+    assert torch.equal(found["reg_token"], state["register_tokens"])
+    assert found["pos_embed"].shape[1] == (size // 14) ** 2
+
+
+def test_a_distillation_token_that_only_one_side_has_is_named(tmp_path):
+    path, args = tmp_path / "w.pth", {"embed_dim": 24, "num_heads": 2, "depth": 1, "img_size": 32}
+    names = ("deit_tiny_distilled_patch16_224", "vit_tiny_patch16_224")
+    for own, other, how in ((*names, "has"), (*names[::-1], "lacks")):
+        torch.save(start(name=own, args=args).view.weights(), path)
+        with pytest.raises(ModelError, match=rf"the checkpoint {how} 'dist_token', which this model"):
+            start(name=other, args=args, init=str(path))
 
 
 def wide_weights(size):
