@@ -8,6 +8,7 @@ are reported, skipped, and counted.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import warnings
@@ -50,16 +51,21 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
         only = images.classes[next(iter(by_class))] if by_class else "none"
         raise DataError(f"{images.source} has images of one class only ({only}); training needs two or more")
     rng = random.Random((seed << 8) ^ 0x51)
-    train: list[int] = []
     held: list[int] = []
+    owed = 0.5  # images from classes too small to give one each; half an image rounds it
     for label in sorted(by_class):
-        rng.shuffle(by_class[label])
-        count = round(part * len(by_class[label]))
-        held += by_class[label][:count]
-        train += by_class[label][count:]
+        indices = by_class[label]
+        rng.shuffle(indices)
+        count = round(part * len(indices))
+        if not count and len(indices) > 1:
+            owed += part * len(indices)
+            count = int(owed)
+            owed -= count
+        held += indices[:count]
+        del indices[:count]
     if not held:
-        held.append(train.pop(0))
-    return sorted(train), sorted(held)
+        held.append(max(by_class.values(), key=len).pop(0))
+    return sorted(itertools.chain(*by_class.values())), sorted(held)
 
 
 class ImageDataset(Dataset[tuple[Tensor | None, int, str]]):

@@ -91,8 +91,7 @@ def train(
     out = Path(out)
     _check_apart(out, config.data.source)
     check_library(config)
-    new = not resume and not overwrite
-    if new:
+    if not resume and not overwrite:
         _check_new(out)
     device = choose_device(config.device)
     context = from_environment(device)
@@ -100,8 +99,6 @@ def train(
     with preserve_rng_state():
         try:
             with process_group(context, device), lock:
-                if context.is_main and new:  # another process may have written one in the meantime
-                    _check_new(out)
                 training = _Training(config, out, reporter, context, device, model_named=model_named)
                 return training.run(resume, started)
         except RuntimeError as error:
@@ -123,6 +120,8 @@ def _run_folder(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     try:
         with folder_lock(out):
+            for part in out.glob(".*.part"):  # of a process that was killed while it wrote
+                part.unlink(missing_ok=True)
             yield
     finally:
         if is_new:
@@ -131,7 +130,8 @@ def _run_folder(out: Path) -> Iterator[None]:
 
 
 def _check_new(out: Path) -> None:
-    if (out / CONFIG).exists() or (out / WEIGHTS).exists():
+    """Raise :class:`RunError` for a folder with a run or with foreign weights; a killed start may be repeated."""
+    if (out / CONFIG).exists() or ((out / WEIGHTS).exists() and not (out / RESUME).exists()):
         raise RunError(
             f"{out} already holds a run; continue it with --resume, replace it with --overwrite, or name another"
         )
@@ -228,7 +228,6 @@ class _Training:
         if resume:
             self._resume()
         elif self.context.is_main:
-            self.out.mkdir(parents=True, exist_ok=True)
             for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
                 old.unlink(missing_ok=True)
             start_metrics(self.out, 0)
@@ -335,15 +334,15 @@ class _Training:
         if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
             return
         if self.record.method == "shared":
-            advice = ["raise method_args.adapter_rank"]
+            advice = ["train longer", "raise method_args.adapter_rank"]
         else:
             narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
-            advice = [f"allow fewer orders (--bands {item})" for item in narrower[1:2]]
+            advice = ["train longer", *(f"allow fewer orders (--bands {item})" for item in narrower[1:2])]
             advice.append("let the blocks share their weights (--method shared), which makes all orders equal")
         self.reporter.warn(
             f"the best checkpoint has a top-1 of {found.best_top1:.3f} in the orders of {bands}, against "
             f"{reference:.3f} in trained order{' before training' if reference == found.start_top1 else ''}; "
-            f"train longer, {', or '.join(advice)}"
+            f"{', '.join(advice[:-1])}, or {advice[-1]}"
         )
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:

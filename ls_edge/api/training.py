@@ -62,10 +62,11 @@ def read_settings(
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
     require_import("training", ("ls_edge.training.loop",), "train")
     if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
-        from ls_edge.training.models.advice import model_advice
-
-        advice = model_advice(open_data(settings.data.source, "train"))
-        raise UsageError(f"no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; {advice}")
+        open_data(settings.data.source, "train")  # raises for data that cannot be used, with any model
+        raise UsageError(
+            "no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; give one for photos, such "
+            "as --model vit_tiny_patch16_224 --pretrained"
+        )
     return settings, named
 
 

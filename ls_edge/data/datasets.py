@@ -203,34 +203,25 @@ def describe_ignored(reasons: Mapping[str, int]) -> str:
 
 
 def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
-    """Return warnings about images that a model was trained on, class folders without images, and ambiguous names."""
-    found = [trained_on_warning(images, trained_on), empty_classes_warning(images)]
+    """Return warnings about images that a model was trained on, class folders without images, and ambiguous names.
+
+    ``trained_on`` is the digest of the model's training images, or empty if unknown. There is no warning about a
+    held-out split, even if the names are equal.
+    """
+    found: list[str] = []
+    if images.part != "val" and trained_on and images.digest() == trained_on:
+        found.append(
+            f"the model was trained on the images of {images.source}, so its accuracy on them says little; use others"
+        )
+    if names := images.empty_classes:
+        found.append(
+            f"{images.source}: {_some(names)} {'has' if len(names) == 1 else 'have'} no images and "
+            f"{'is not a class' if len(names) == 1 else 'are not classes'} of this data; files have to end in "
+            f"{', '.join(sorted(EXTENSIONS))}"
+        )
     if images.source in ("digits", "camera") and Path(images.source).exists():
         found.append(f"{images.source} is not the file or folder of that name; write ./{images.source} for that")
-    return [text for text in found if text]
-
-
-def trained_on_warning(images: ImageSet, trained_on: str) -> str:
-    """Return a warning if a model was trained on these images, otherwise an empty string.
-
-    ``trained_on`` is the digest of its training images, or empty if unknown. There is no warning for a held-out split,
-    even if the names are equal.
-    """
-    if images.part == "val" or not trained_on or images.digest() != trained_on:
-        return ""
-    return f"the model was trained on the images of {images.source}, so its accuracy on them says little; use others"
-
-
-def empty_classes_warning(images: ImageSet) -> str:
-    """Return a warning if class folders have no images, otherwise an empty string."""
-    names = images.empty_classes
-    if not names:
-        return ""
-    return (
-        f"{images.source}: {_some(names)} {'has' if len(names) == 1 else 'have'} no images and "
-        f"{'is not a class' if len(names) == 1 else 'are not classes'} of this data; files have to end in "
-        f"{', '.join(sorted(EXTENSIONS))}"
-    )
+    return found
 
 
 def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:

@@ -102,7 +102,7 @@ class Listing:
         elif stem is not None and isinstance(file, ImageFile):
             self.archives[path[: len(path) - len(name)] + stem] = file
         elif ending not in EXTENSIONS:
-            self.ignored[path] = ending or "no extension"
+            self.ignored[path] = ending or (file if isinstance(file, str) else "no extension")
         elif isinstance(file, str) or not file.size:
             self.ignored[path] = file if isinstance(file, str) else EMPTY
         else:
@@ -175,6 +175,12 @@ def expand(listing: Listing, place: str) -> Listing:
             raise DataError(
                 f"{place}{path} is neither a folder nor a whole tar ({error}); check it or copy it again"
             ) from None
+        stems = {os.path.splitext(name)[0] for name in inner.images}
+        if any(reason == ".cls" and os.path.splitext(name)[0] in stems for name, reason in inner.ignored.items()):
+            raise DataError(
+                f"{place}{path}.tar is a shard of WebDataset, with a .cls file for each image; unpack all shards into "
+                "one folder per class"
+            )
         inner = unwrap(inner)[0]
         if not path:  # the tar of a split
             return inner

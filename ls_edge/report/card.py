@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ls_edge.core.bands import Bands
+from ls_edge.core.errors import printable
 from ls_edge.core.text import counted
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.spread import plus_minus
@@ -36,7 +37,7 @@ def model_card(
         "tags": ["image-classification", "ls-edge", "layershuffle", *([] if is_bundle else ["timm"])],
     }
     num_blocks = counted(bands.num_blocks, "block")
-    listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+    listed = ", ".join(map(printable, classes[:20])) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---",
         f"# {name}",

@@ -14,7 +14,6 @@ from timm.data.readers.reader_image_folder import natural_key
 from ls_edge.cli.output import note_account
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import (
-    empty_classes_warning,
     image_warnings,
     match_classes,
     natural_order,
@@ -243,12 +242,12 @@ def test_class_folders_without_images_are_reported(tmp_path, top):
     write_folder(tmp_path / top)
     if top:
         write_folder(tmp_path / "train")
-    assert empty_classes_warning(open_data(str(tmp_path), "eval")) == ""
+    assert image_warnings(open_data(str(tmp_path), "eval"), "") == []
     (tmp_path / top / "fox").mkdir()
     write_folder(tmp_path / top, {"owl/readme.txt": b""})
     found = open_data(str(tmp_path), "eval")
     assert (found.classes, found.empty_classes) == (("cat", "dog"), ("fox", "owl"))
-    assert f"{tmp_path}: 'fox', 'owl' have no images" in empty_classes_warning(found)
+    assert f"{tmp_path}: 'fox', 'owl' have no images" in image_warnings(found, "")[0]
 
 
 def test_an_empty_split_is_named(tmp_path):
@@ -350,6 +349,20 @@ def test_folders_that_can_only_be_splits_are_refused(tmp_path, splits, part):
         assert "\n" not in str(error.value)
 
 
+def test_shards_of_webdataset_are_not_classes(tmp_path):
+    for shard in range(2):
+        for split in ("", "train/", "val/"):
+            write_tar(tmp_path / f"{split}shard-{shard}.tar", {f"{shard}1.jpg": b"x", f"{shard}1.cls": b"3"})
+    for source in (tmp_path, tarred(tmp_path)):
+        for part in ("train", "eval"):
+            with pytest.raises(DataError, match=r"shard-0\.tar is a shard of WebDataset") as error:
+                open_data(str(source), part)
+            assert "\n" not in str(error.value)
+    write_tar(tmp_path / "classes" / "cat.tar", {"1.jpg": b"x", "1.xml": b"x"})
+    write_tar(tmp_path / "classes" / "dog.tar", {"1.jpg": b"x"})
+    assert open_data(str(tmp_path / "classes"), "train").classes == ("cat", "dog")
+
+
 def test_classes_with_one_folder_of_a_name_are_classes(tmp_path):
     """Tiny ImageNet has them."""
     write_folder(tmp_path, {"n01/images/1.png": b"x", "n02/images/2.png": b"x", "n03/images/3.png": b"x"})
@@ -362,8 +375,9 @@ def test_ignored_files_are_counted_by_reason(tmp_path, capsys):
         "dog/7.png": b"", "stray.png": b"x", "@eaDir/8.png": b"x", "$RECYCLE.BIN/9.png": b"x", "lost+found/1.png": b"x",
     })  # fmt: skip
     (top / "dog" / "gone.png").symlink_to("nowhere.png")
+    (top / "bird").symlink_to("nowhere")  # a class
     wanted = {
-        ".heic": 2, "no extension": 1, "empty": 1, "not in a class folder": 1, "broken link": 1, "in @eaDir": 1,
+        ".heic": 2, "no extension": 1, "empty": 1, "not in a class folder": 1, "broken link": 2, "in @eaDir": 1,
         "in $RECYCLE.BIN": 1, "in lost+found": 1,
     }  # fmt: skip
     for data in (top, tarred(top)):
@@ -373,7 +387,7 @@ def test_ignored_files_are_counted_by_reason(tmp_path, capsys):
     note_account(open_data(str(top), "eval").take(9).account(["cat/1.png", "dog/3.jpe", "cat/1.png"]))
     out, err = capsys.readouterr()
     assert err == (
-        f"{top}: 1 image, 2 classes (cat, dog); 11 files ignored: .heic 2, broken link 1, empty 1, "
+        f"{top}: 1 image, 2 classes (cat, dog); 12 files ignored: .heic 2, broken link 2, empty 1, "
         "in $RECYCLE.BIN 1, in @eaDir 1, in lost+found 1, no extension 1, not in a class folder 1, unreadable 2\n"
     )
     assert out == ""

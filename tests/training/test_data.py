@@ -41,6 +41,22 @@ def test_a_split_of_few_images_has_at_least_one_for_validation(tmp_path):
         split(open_data(str(write_images(tmp_path / "one", 2, classes=("cat",))), "train"), 0.1, 0)
 
 
+def test_classes_of_few_images_give_their_share_together_and_never_their_only_one(tmp_path):
+    classes = [f"c{i:02}" for i in range(20)]
+    images = open_data(str(write_images(tmp_path / "few", 4, classes=classes)), "train")
+    train, held = split(images, 0.1, 0)
+    assert (len(train), len(held)) == (72, 8)
+    assert len({images.images[index].label for index in held}) == 8
+    assert split(images, 0.1, 0) == (train, held)
+    rare = tmp_path / "rare"
+    write_images(rare, 1, classes=("a", "c"))
+    write_images(rare, 2, classes=("b",))
+    images = open_data(str(rare), "train")
+    train, held = split(images, 0.1, 0)
+    assert [images.images[index].label for index in held] == [1]
+    assert {images.images[index].label for index in train} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("cache_mb", [512, 0])
 def test_pixels_match_the_preprocessing_on_boards(tmp_path, cache_mb):
     images = open_data(str(write_images(tmp_path)), "train").images

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import shutil
 import signal
 import subprocess
@@ -162,6 +163,38 @@ def test_a_run_is_not_replaced_by_accident(tmp_path):
     train(settings(epochs=0, seed=2), tmp_path / "run", reporter=Silent(), overwrite=True)
 
 
+def test_a_start_that_was_killed_before_its_configuration_was_written_may_be_repeated(tmp_path, capsys):
+    command = [
+        "train",
+        "--data",
+        "digits",
+        "--depth",
+        "2",
+        "--epochs",
+        "1",
+        "--set",
+        "threads=1",
+        "--batch-size",
+        "256",
+    ]
+    out = tmp_path / "runs" / "seed-3"
+    out.mkdir(parents=True)
+    for name in ("model.safetensors", "resume.safetensors", ".resume.safetensors.7.part"):
+        (out / name).write_bytes(b"unfinished")
+    for flags in (["--out", out, "--seed", "3"], ["--out", out.parent, "--seed", "3", "--seeds", "1", "--resume"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *map(str, flags)])
+        assert ended.value.code == 0, capsys.readouterr().err
+        assert load_run(out).record.best_epoch == 1
+        assert not {".resume.safetensors.7.part", "resume.safetensors"} & set(os.listdir(out))
+        (out / "config.yaml").unlink()
+        (out / "resume.safetensors").write_bytes(b"unfinished")
+    (out / "resume.safetensors").unlink()
+    with pytest.raises(SystemExit):  # weights from elsewhere
+        main([*command, "--out", str(out)])
+    assert "already holds a run" in capsys.readouterr().err
+
+
 def test_data_with_too_few_images_or_classes_is_refused(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "few" / name).mkdir(parents=True)
@@ -263,7 +296,7 @@ def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     start = reporter.epochs[-2].val_top1
     assert f"against {start:.3f} in trained order" in warning
     assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
-    assert "--method shared" in warning
+    assert "; train longer, or let the blocks share their weights (--method shared), which" in warning
 
 
 def test_the_default_method_follows_what_the_start_has_learned(tmp_path):

@@ -12,8 +12,10 @@ import torch
 import yaml
 
 import ls_edge
+from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, RunError, UsageError
+from ls_edge.report.card import model_card
 from ls_edge.training.runs.checkpoint import load_run
 from tests.hub import Hub
 
@@ -76,6 +78,12 @@ def test_the_card_describes_the_model(run, published):
     for text in ("million", "GFLOPs per image", "per image", "ls-edge serve", "timm.create_model", "apache-2.0"):
         assert text in card
     assert set(os.listdir(folder)) == {"README.md", "config.json", "config.yaml", "eval.json", "model.safetensors"}
+
+
+def test_a_class_with_a_line_break_stays_in_its_line_of_the_card():
+    about = {"model": "x", "method": "y"}
+    card = model_card("m", about, Bands.fixed(2), ("a\n# b", "c"), None, {}, license_name=None, timm_problem=None)
+    assert "**Classes** (2): a # b, c\n" in card
 
 
 def test_export_reads_it_back_as_the_same_model(run, published, tmp_path):
