@@ -24,7 +24,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
 )
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, Stage
+from ls_edge.runtime.routing.state.held_request import AWAY, HeldRequest, OpenTrack, OpenWave
 
 MOST_BLOCK_US = 60_000_000
 """Limit on the announced time of an engine call: a minute."""
@@ -130,7 +130,7 @@ def is_former_holder(request: HeldRequest, sender: str, *, needs_relay: bool) ->
     With ``needs_relay`` it may return tokens of a process that has no link to the source.
     """
     trail = request.trail
-    return trail is not None and sender in trail.passed_on and request.stage is Stage.AWAY and not needs_relay
+    return trail is not None and sender in trail.passed_on and request.stage is AWAY and not needs_relay
 
 
 def as_asked(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ()) -> Itinerary:

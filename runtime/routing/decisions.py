@@ -14,7 +14,7 @@ from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, Sen
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody, Stages
 from ls_edge.runtime.routing.state.events import NoteKind
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.state.held_request import INFINITY, OFFERED, QUEUED, WAITING, HeldRequest
 from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -87,7 +87,7 @@ class Decisions:
                 waiting.use_room(self._room, self.decide)
                 continue
             request = waiting.ready.popleft()
-            if request.stage is Stage.WAITING:
+            if request.stage is WAITING:
                 self.decide(request)
 
     def next_look(self) -> float:
@@ -97,7 +97,7 @@ class Decisions:
     def wake_all(self) -> None:
         """Decide all waiting requests again, since the reachable processes have changed."""
         held = self._custody.held.values()
-        self._waiting.ready.extend(request for request in held if request.stage is Stage.WAITING)
+        self._waiting.ready.extend(request for request in held if request.stage is WAITING)
 
     def _look_at_waiting(self) -> None:
         """Decide requests again that may wait for the end of a suspicion or pause, which raises no event."""
@@ -185,10 +185,11 @@ class Decisions:
             return choice if isinstance(choice, RunHere) else ReturnReason.VIA_SOURCE
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if choice is ReturnReason.CREDIT:
-            choice = self._past_full_holders(request, policy, local, candidates) or choice
-        if choice is ReturnReason.CREDIT and self._may_wait_on(request, candidates):
-            return Wait()
-        return self._back_out(request) or choice if choice is ReturnReason.UNREACHABLE else choice
+            step = self._past_full_holders(request, policy, local, candidates)
+            return step or (Wait() if self._may_wait_on(request, candidates) else choice)
+        if choice is ReturnReason.UNREACHABLE:
+            return self._back_out(request) or choice
+        return choice
 
     def _past_full_holders(
         self, request: HeldRequest, policy: Policy, local: LocalNode, candidates: Sequence[Neighbor]
@@ -247,11 +248,11 @@ class Decisions:
 
     def run_here(self, request: HeldRequest, block: int) -> None:
         """Queue a waiting request for the engine of this process, which runs ``block`` next."""
-        self._custody.transition(request, Stage.QUEUED, f"block {block}", block)
+        self._custody.transition(request, QUEUED, f"block {block}", block)
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
         """Send a waiting request to a neighbor, and keep a copy."""
-        self._custody.transition(request, Stage.OFFERED, to, (to, itinerary))
+        self._custody.transition(request, OFFERED, to, (to, itinerary))
 
     def way_out(self, request: HeldRequest) -> str:
         """Return a process that may reach a holder unknown to the neighbors, or "".

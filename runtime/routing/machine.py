@@ -70,7 +70,7 @@ from ls_edge.runtime.routing.state.events import (
     Unsendable,
     in_order,
 )
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.state.held_request import AWAY, CUSTODY, ENDED, INFINITY, OFFERED, HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -117,8 +117,9 @@ class Machine(Generic[R]):
         turn.instructions = []
         reach, is_news = turn.neighbors.reach_version, False
         for event in events:
-            is_news |= type(event) is not NeighborState
-            for handle in handlers[type(event)]:
+            kind = type(event)
+            is_news |= kind is not NeighborState
+            for handle in handlers[kind]:
                 handle(event)
         if self._next <= turn.now:
             self._check_due()
@@ -156,9 +157,9 @@ class Machine(Generic[R]):
         """Keep a copy of an accepted request, and release the previous copy."""
         seconds = self._learn(sender, message)
         request = self._sent_to(sender, message)
-        if request is None or request.stage is not Stage.OFFERED:
+        if request is None or request.stage is not OFFERED:
             return
-        self.custody.transition(request, Stage.CUSTODY, f"{sender} accepted")
+        self.custody.transition(request, CUSTODY, f"{sender} accepted")
         before = request.upstream
         if before is not None and before in self.neighbors.by_name:
             link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
@@ -199,7 +200,7 @@ class Machine(Generic[R]):
             return
         now, end = self.turn.now, self.custody.budget_end(request)
         if shows_further_block(request, message):
-            if request.stage is Stage.CUSTODY:
+            if request.stage is CUSTODY:
                 n.ran_after((now - request.ran_at) / (message.blocks_done - request.most_done))
             request.most_done, request.ran_at = message.blocks_done, now
             request.keep_until = now + self.limits.keep_share * (end - now)
@@ -229,7 +230,7 @@ class Machine(Generic[R]):
         elif not request.trail.holder:
             request.trail.before, request.trail.holder = request.downstream, holder
         if request.upstream is None:
-            self.custody.transition(request, Stage.AWAY, f"passed on to {holder}")
+            self.custody.transition(request, AWAY, f"passed on to {holder}")
         else:
             self.custody.end(request, f"passed on to {holder}")
 
@@ -277,7 +278,7 @@ class Machine(Generic[R]):
     def _check_due(self) -> None:
         """Check the requests that are due."""
         for request in self.custody.timers.due(self.turn.now):
-            if request.stage is not Stage.ENDED and not self.decisions.is_out_of_budget(request):
+            if request.stage is not ENDED and not self.decisions.is_out_of_budget(request):
                 on_due = self.rules.stages[request.stage].on_due
                 if on_due is not None:
                     on_due(request)

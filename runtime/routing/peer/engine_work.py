@@ -12,7 +12,7 @@ from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.peer.waves import WaveJoiner
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Decoded, NoteKind
-from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.state.held_request import QUEUED, RUNNING, WAITING, HeldRequest
 from ls_edge.runtime.routing.state.turn import Turn
 
 
@@ -50,7 +50,7 @@ class EngineWork:
         request = self._custody.held.get(event.transfer)
         if request is None or request.returning:
             return
-        if request.stage is not Stage.WAITING:  # handed on meanwhile
+        if request.stage is not WAITING:  # handed on meanwhile
             request.is_decoded = None
             return
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
@@ -68,7 +68,7 @@ class EngineWork:
             until = turn.now + queue.most_s()
             why = f"blocks {', '.join(map(str, blocks))}"
             for request in batch:
-                self._custody.transition(request, Stage.RUNNING, why, until)
+                self._custody.transition(request, RUNNING, why, until)
             turn.instructions.append(
                 Compute(
                     blocks,
@@ -89,7 +89,7 @@ class EngineWork:
             queue.stuck = False
             turn.note(NoteKind.ENGINE_BACK, turn.name)
             self._urgent()
-        running = {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
+        running = {request.transfer: request for request in batch if request.stage is RUNNING}
         if done is not None:
             self._take_outputs(done, running)
         return running
@@ -134,7 +134,7 @@ class EngineWork:
     def requeue(self, why: str) -> None:
         """Decide the requests again that the engine has not started."""
         for request in (*self.queue.queued, *self.queue.take_back()):
-            if request.stage in (Stage.QUEUED, Stage.RUNNING):
+            if request.stage in (QUEUED, RUNNING):
                 self._custody.decide_again(request, why)
 
     def look_at(self, request: HeldRequest) -> None:

@@ -52,7 +52,18 @@ from ls_edge.runtime.routing.state.events import (
     Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage
+from ls_edge.runtime.routing.state.held_request import (
+    AWAY,
+    CUSTODY,
+    ENDED,
+    INFINITY,
+    JOINING,
+    OFFERED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    HeldRequest,
+)
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import owner_of
 
@@ -122,14 +133,14 @@ class PeerRules:
             Cancel: (self._on_cancel,),
         }
         self.stages: Stages = {
-            Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
-            Stage.QUEUED: StageActions(None, custody.leave_queue),
-            Stage.RUNNING: StageActions(work.look_at),
-            Stage.OFFERED: StageActions(machine.check_hop, custody.leave_hop),
-            Stage.CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
-            Stage.AWAY: StageActions(joins.give_up),
-            Stage.JOINING: StageActions(joins.look_at, joins.leave_joining),
-            Stage.ENDED: StageActions(joins.on_ended),
+            WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
+            QUEUED: StageActions(None, custody.leave_queue),
+            RUNNING: StageActions(work.look_at),
+            OFFERED: StageActions(machine.check_hop, custody.leave_hop),
+            CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
+            AWAY: StageActions(joins.give_up),
+            JOINING: StageActions(joins.look_at, joins.leave_joining),
+            ENDED: StageActions(joins.on_ended),
         }
 
     # Questions of the process and its neighbors.
@@ -314,9 +325,9 @@ class PeerRules:
         stage, on_its_way = request.stage, request.returning or request.itinerary.source == self._turn.name
         if self._turn.now >= request.deadline:
             self._custody.end(request, "budget")
-        elif stage is Stage.JOINING:
+        elif stage is JOINING:
             self.joins.stop_waiting(request)
-        elif stage is Stage.WAITING and not on_its_way:
+        elif stage is WAITING and not on_its_way:
             self.cannot_continue(request, ReturnReason.BUDGET)
         else:
             return False
@@ -335,7 +346,7 @@ class PeerRules:
         """Drop requests of removed sources, and those that removed peers sent for sources without a link here."""
         for request in list(self._custody.held.values()):
             is_theirs = owner_of(request.owner) in event.names or request.account in event.names
-            if is_theirs and request.stage is not Stage.ENDED:  # the end of a wave ends its tracks
+            if is_theirs and request.stage is not ENDED:  # the end of a wave ends its tracks
                 self._decisions.drop(request, self._turn.name, "removed from peers.yaml")
 
     def _on_unsendable(self, event: Unsendable) -> None:

@@ -27,7 +27,7 @@ from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Arrived
-from ls_edge.runtime.routing.state.held_request import HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage
+from ls_edge.runtime.routing.state.held_request import JOINING, HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage
 from ls_edge.runtime.routing.state.turn import Turn
 
 
@@ -77,7 +77,7 @@ class WaveJoiner:
             part.bundle_id = request.bundle_id
             part.open_track = OpenTrack(wave, planned, part, turn.now)
             wave.tracks.append(part.open_track)
-        custody.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)
+        custody.transition(request, JOINING, f"{len(wave.tracks)} tracks", wave)
         for track in wave.tracks:
             custody.hold(track.request, "track")
             if track.plan.holder == turn.name:

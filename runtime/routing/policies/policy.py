@@ -140,7 +140,7 @@ def _first_reachable(
         holders = [c for c in candidates if block in c.blocks]
         free = [c for c in holders if c.credits > 0]
         if free:
-            return SendTo(_least_wait(free, itinerary, tie_break).name)
+            return SendTo((free[0] if len(free) == 1 else _least_wait(free, itinerary, tie_break)).name)
         if holders:
             saturated = True
             if patient:

@@ -57,7 +57,16 @@ from ls_edge.runtime.routing.state.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, Stage, Trail
+from ls_edge.runtime.routing.state.held_request import (
+    AWAY,
+    CUSTODY,
+    ENDED,
+    INFINITY,
+    OFFERED,
+    WAITING,
+    HeldRequest,
+    Trail,
+)
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -137,11 +146,11 @@ class SourceRules:
             Moved: (self._on_moved,),
         }
         self.stages: Stages = {
-            Stage.WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
-            Stage.OFFERED: StageActions(machine.check_hop, custody.leave_hop),
-            Stage.CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
-            Stage.AWAY: StageActions(self._on_silence),
-            Stage.ENDED: StageActions(None),
+            WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
+            OFFERED: StageActions(machine.check_hop, custody.leave_hop),
+            CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
+            AWAY: StageActions(self._on_silence),
+            ENDED: StageActions(None),
         }
 
     # Arrival of requests and tokens.
@@ -371,9 +380,9 @@ class SourceRules:
             return
         copy, custody, is_new = request.copy, self._custody, sender != request.trail.holder
         request.trail.moved(message.before, sender)
-        if copy.stage is Stage.AWAY and is_new:  # a repeated MOVED of the same holder extends nothing
+        if copy.stage is AWAY and is_new:  # a repeated MOVED of the same holder extends nothing
             custody.timers.set(copy, custody.news_by(copy))
-        elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
+        elif copy.stage is CUSTODY and copy.downstream == message.before:
             self._machine.passed_on(copy, sender)
 
     def _on_silence(self, request: HeldRequest) -> None:

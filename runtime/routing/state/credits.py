@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.state.held_request import AWAY, CUSTODY, ENDED, NEW, OFFERED, HeldRequest, Stage
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import owner_of
 
 WORKS_AGAIN = (-1, 0)
 """Change of the numbers of copies and of held requests if a block is to run on a copy."""
-_NOT_HELD = (Stage.NEW, Stage.ENDED)
-_HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
+_NOT_HELD = (NEW, ENDED)
+_HANDED_ON = (OFFERED, CUSTODY)
 
 
 def counted(before: Stage, after: Stage) -> tuple[int, int] | None:
     """Return the change of the numbers of copies and of held requests in a transition, if there may be one."""
     held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
-    copies = (after in _HANDED_ON and before not in _HANDED_ON) - (after is Stage.AWAY)
+    copies = (after in _HANDED_ON and before not in _HANDED_ON) - (after is AWAY)
     return (copies, held) if copies or held else None
 
 

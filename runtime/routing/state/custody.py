@@ -18,7 +18,21 @@ from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Itinerary, TransferId
 from ls_edge.runtime.routing.state.credits import WORKS_AGAIN, Credits, counted
 from ls_edge.runtime.routing.state.events import Forward
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest, OpenWave, Stage
+from ls_edge.runtime.routing.state.held_request import (
+    AWAY,
+    CUSTODY,
+    ENDED,
+    INFINITY,
+    JOINING,
+    NEW,
+    OFFERED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    HeldRequest,
+    OpenWave,
+    Stage,
+)
 from ls_edge.runtime.routing.state.neighbors import Neighbor, owner_of
 from ls_edge.runtime.routing.state.timers import Timers
 from ls_edge.runtime.routing.state.turn import Turn
@@ -65,7 +79,7 @@ class Custody:
     def follow(self, stages: Stages) -> None:
         """Set the actions of a source or a peer."""
         self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
-        self._on_end = stages[Stage.ENDED].on_due
+        self._on_end = stages[ENDED].on_due
 
     def hold(self, request: HeldRequest, why: str, copy: HeldRequest | None = None) -> None:
         """Hold a new request, and decide it at the end of this turn.
@@ -92,10 +106,10 @@ class Custody:
 
     def decide_again(self, request: HeldRequest, why: str) -> None:
         """Make a request wait, and decide it at the end of this turn."""
-        if request.stage is Stage.WAITING:
+        if request.stage is WAITING:
             self.wait_for(request, (), None)
         else:
-            self.transition(request, Stage.WAITING, why)
+            self.transition(request, WAITING, why)
         self.waiting.ready.append(request)
 
     def wait(self, request: HeldRequest, why: str, until: float | None = None) -> None:
@@ -103,8 +117,8 @@ class Custody:
 
         Without a time, the caller has to decide the request in this turn if it was not waiting before.
         """
-        if request.stage is not Stage.WAITING:
-            self.transition(request, Stage.WAITING, why)
+        if request.stage is not WAITING:
+            self.transition(request, WAITING, why)
             if until is None:
                 return
         self.wait_for(request, (), until)
@@ -124,8 +138,8 @@ class Custody:
 
     def end(self, request: HeldRequest, why: str) -> None:
         """Forget a request, its tokens and its transfers."""
-        if request.stage is not Stage.ENDED:
-            self.transition(request, Stage.ENDED, why)
+        if request.stage is not ENDED:
+            self.transition(request, ENDED, why)
 
     # Transitions.
 
@@ -140,7 +154,7 @@ class Custody:
             leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
-        if step.change is not None:
+        if step.change is not None and request.trail is None:  # a source accepts everything
             self.credits.moved(request, step.change)
         step.make(self, request, detail)
 
@@ -221,10 +235,10 @@ class Custody:
     def leave_hop(self, request: HeldRequest, to: Stage) -> None:
         """Stop counting an offer; unless the next holder has accepted it, ignore further replies."""
         n = self._turn.neighbors.get(request.downstream)
-        if request.stage is Stage.OFFERED and n is not None:
+        if request.stage is OFFERED and n is not None:
             n.offers -= 1
             self.waiting.note_room(n.name)
-        if to is not Stage.CUSTODY and request.sent is not None:
+        if to is not CUSTODY and request.sent is not None:
             self.sent.pop(request.sent, None)
 
     # Deadlines of a request and of a transfer.
@@ -235,7 +249,7 @@ class Custody:
         It is earlier than the deadline while work remains here: in a source, and in a peer that has not handed it on.
         """
         deadline, stage, is_peer = request.deadline, request.stage, request.trail is None
-        if is_peer and (request.returning or (stage is not Stage.WAITING and stage is not Stage.JOINING)):
+        if is_peer and (request.returning or (stage is not WAITING and stage is not JOINING)):
             return deadline
         own, limits = self.own_us / 1e6, self._turn.limits
         if is_peer:  # a wrong measurement of the engine must not prevent the attempt
@@ -294,7 +308,7 @@ class Custody:
 
     def extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder a new deadline for progress; ``end`` is the end of the budget."""
-        turn, accepted = self._turn, request.stage is Stage.CUSTODY
+        turn, accepted = self._turn, request.stage is CUSTODY
         request.hop_at = turn.now + turn.neighbors.hop_deadline(
             request.downstream, accepted=accepted, failures=request.reroutes
         )
@@ -303,7 +317,7 @@ class Custody:
     def check_hop(self, request: HeldRequest, end: float) -> None:
         """Set the time of the next check of a transfer; ``end`` is the end of the budget."""
         at = min(request.hop_at, request.keep_until, request.keep_end, end)
-        if request.stage is Stage.OFFERED and request.upstream is not None:
+        if request.stage is OFFERED and request.upstream is not None:
             at = min(at, self._turn.now + self._turn.limits.look_again)
         self.timers.set(request, at)
 
@@ -320,7 +334,7 @@ class Custody:
         found = []
         for request in self.held.values():
             trail = request.trail
-            if request.stage is Stage.AWAY and trail is not None and name in (trail.before, trail.holder):
+            if request.stage is AWAY and trail is not None and name in (trail.before, trail.holder):
                 found.append((request, trail.before if name == trail.holder else trail.holder))
         return sorted(found, key=lambda pair: pair[0].tie_break)
 
@@ -345,41 +359,27 @@ class Step:
 
 
 TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
-    (Stage.NEW, Stage.WAITING): Step(Custody._wait, "taken in: RUN accepted, image submitted, track of a wave begun"),
-    (Stage.WAITING, Stage.QUEUED): Step(Custody._queue, "a block can run here"),
-    (Stage.QUEUED, Stage.RUNNING): Step(Custody._run, "given to the engine"),
-    (Stage.RUNNING, Stage.WAITING): Step(
-        Custody._wait, "its blocks have run or failed, or the previous engine call hangs"
-    ),
-    (Stage.QUEUED, Stage.WAITING): Step(
-        Custody._wait, "the engine hangs, the block failed, or half of the drain is over"
-    ),
-    (Stage.WAITING, Stage.JOINING): Step(Custody._join, "a wave of tracks is worth it"),
-    (Stage.JOINING, Stage.WAITING): Step(Custody._wait, "every track has ended"),
-    (Stage.WAITING, Stage.OFFERED): Step(Custody._offer, "RUN sent to the next holder"),
-    (Stage.OFFERED, Stage.CUSTODY): Step(Custody._keep, "ACCEPT"),
-    (Stage.OFFERED, Stage.WAITING): Step(
-        Custody._wait, "REFUSE, link lost, send failed, or no progress: decided again"
-    ),
-    (Stage.CUSTODY, Stage.WAITING): Step(Custody._wait, "link lost, or no progress: decided again"),
-    (Stage.OFFERED, Stage.AWAY): Step(Custody._watch, "RELEASE ahead of its ACCEPT"),
-    (Stage.CUSTODY, Stage.AWAY): Step(
-        Custody._watch, "RELEASE or MOVED, in the source; RELEASE of a track, in its joiner"
-    ),
-    (Stage.AWAY, Stage.WAITING): Step(
-        Custody._wait, "both holders lost, silence, or kept too long: a new branch starts"
-    ),
-    (Stage.WAITING, Stage.ENDED): Step(Custody._end, "CANCEL, end of the budget, answer or error"),
-    (Stage.QUEUED, Stage.ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
-    (Stage.RUNNING, Stage.ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
-    (Stage.JOINING, Stage.ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
-    (Stage.OFFERED, Stage.ENDED): Step(
-        Custody._end, "accepted by the source; CANCEL, end of the budget, answer or error"
-    ),
-    (Stage.CUSTODY, Stage.ENDED): Step(Custody._end, "RELEASE; CANCEL, end of the budget, answer or error"),
-    (Stage.AWAY, Stage.ENDED): Step(
-        Custody._end, "CANCEL, end of the budget, answer or error; the track came back or is late"
-    ),
+    (NEW, WAITING): Step(Custody._wait, "taken in: RUN accepted, image submitted, track of a wave begun"),
+    (WAITING, QUEUED): Step(Custody._queue, "a block can run here"),
+    (QUEUED, RUNNING): Step(Custody._run, "given to the engine"),
+    (RUNNING, WAITING): Step(Custody._wait, "its blocks have run or failed, or the previous engine call hangs"),
+    (QUEUED, WAITING): Step(Custody._wait, "the engine hangs, the block failed, or half of the drain is over"),
+    (WAITING, JOINING): Step(Custody._join, "a wave of tracks is worth it"),
+    (JOINING, WAITING): Step(Custody._wait, "every track has ended"),
+    (WAITING, OFFERED): Step(Custody._offer, "RUN sent to the next holder"),
+    (OFFERED, CUSTODY): Step(Custody._keep, "ACCEPT"),
+    (OFFERED, WAITING): Step(Custody._wait, "REFUSE, link lost, send failed, or no progress: decided again"),
+    (CUSTODY, WAITING): Step(Custody._wait, "link lost, or no progress: decided again"),
+    (OFFERED, AWAY): Step(Custody._watch, "RELEASE ahead of its ACCEPT"),
+    (CUSTODY, AWAY): Step(Custody._watch, "RELEASE or MOVED, in the source; RELEASE of a track, in its joiner"),
+    (AWAY, WAITING): Step(Custody._wait, "both holders lost, silence, or kept too long: a new branch starts"),
+    (WAITING, ENDED): Step(Custody._end, "CANCEL, end of the budget, answer or error"),
+    (QUEUED, ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
+    (RUNNING, ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
+    (JOINING, ENDED): Step(Custody._end, "CANCEL, or end of the budget"),
+    (OFFERED, ENDED): Step(Custody._end, "accepted by the source; CANCEL, end of the budget, answer or error"),
+    (CUSTODY, ENDED): Step(Custody._end, "RELEASE; CANCEL, end of the budget, answer or error"),
+    (AWAY, ENDED): Step(Custody._end, "CANCEL, end of the budget, answer or error; the track came back or is late"),
 }
 """All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():

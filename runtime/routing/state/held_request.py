@@ -41,6 +41,10 @@ class Stage(Enum):
     __hash__ = object.__hash__  # each transition looks up a pair of stages; Enum computes its own hash in Python
 
 
+NEW, WAITING, QUEUED, RUNNING, OFFERED, CUSTODY, AWAY, JOINING, ENDED = Stage
+"""The stages. Before Python 3.12, access as ``Stage.NEW`` takes ten times as long, and an answer needs a hundred."""
+
+
 class EngineVisit(msgspec.Struct, eq=False):
     """Work of this process's engine for a request."""
 
@@ -106,7 +110,7 @@ class HeldRequest(msgspec.Struct, eq=False):
     """Whether the image is decoded; None before decoding starts."""
     bundle_id: str = ""
     """Bundle whose blocks alone may run on the tokens; empty for any bundle of the model."""
-    stage: Stage = Stage.NEW
+    stage: Stage = NEW
     number: int = 0
     """Rank among the requests of a machine: the oldest has the lowest."""
     owner: str = ""

@@ -34,6 +34,12 @@ def owner_of(name: str) -> str:
     return _ALIAS.sub("", name)
 
 
+@lru_cache(1024)
+def _peers(names: tuple[str, ...], without: str) -> frozenset[str]:
+    """Return the peers among processes, ``without`` one; the name of a source process is an alias."""
+    return frozenset([name for name in names if name != without and owner_of(name) == name])
+
+
 def clamped(took: float, usual: float, before: float, limits: Limits) -> float:
     """Return a measured time with outliers clamped: one pause does not make a device slow, two in a row do.
 
@@ -62,6 +68,8 @@ class Neighbor:
     """Blocks that its own neighbors serve."""
     far_blocks: tuple[frozenset[int], ...] = ()
     """Blocks that are 2, 3, … links away from it."""
+    near: frozenset[str] = frozenset()
+    """Peers that it is linked to, without this process."""
     bundle_id: str = ""
     block_us: int = 0
     """Typical time of one of its engine calls, as announced."""
@@ -111,6 +119,7 @@ class Neighbor:
         self.block_us = state.block_us
         self.reach_blocks = _as_set(state.reach_blocks)
         self.far_blocks = tuple(map(_as_set, state.far_blocks)) if state.far_blocks else ()
+        self.near = _peers(state.reaches, self.all.name)
 
     @property
     def available(self) -> bool:
@@ -359,10 +368,7 @@ class Neighbors:
 
     def leads_beyond(self, n: Neighbor) -> bool:
         """Return whether a neighbor is linked to a peer to which this process has no link."""
-        known = self.by_name
-        others = () if n.state is None else n.state.reaches
-        # Sources are excluded: the name of a source process is an alias.
-        return any(name not in known and name != self.name and owner_of(name) == name for name in others)
+        return not n.near <= self.by_name.keys()
 
     def hop_deadline(self, name: str, *, accepted: bool = True, failures: int = 0) -> float:
         """Return the seconds that a transfer may take without progress, including the transfer until it is accepted.
