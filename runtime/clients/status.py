@@ -53,6 +53,8 @@ class PeerStatus(PeerReport, frozen=True, kw_only=True):
     address: str
     reached_through: tuple[str, ...] = ()
     """Peers that reach a peer which this process does not reach itself; requests go through them."""
+    leads_to: tuple[ShownPart, ...] = ()
+    """Blocks of peers that it reaches, directly or through others."""
     reason: str | None = None
     """Reason why it cannot be used, or does not serve the bundle that it should; null otherwise."""
 
@@ -199,6 +201,7 @@ class Observer(Client):
             reaches=state.reaches if state is not None else (),
             address=session.peer.address,
             reached_through=() if session.up else self._reached_through(session.peer.name),
+            leads_to=() if state is None else shown_parts(sorted({*state.reach_blocks}.union(*state.far_blocks))),
             reason=reason,
         )
 

@@ -117,7 +117,13 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
         for name, status in found.items()
         if status.state == PeerState.ALIVE or status.reached_through
     }
-    yield from _gaps(_holders(alive, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)])))
+    holders = _holders(alive, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)]))
+    ways = {name: found[name].leads_to for name in alive if found[name].leads_to}
+    if beyond := [
+        block for block, names in holders.items() if not names and any(block in way for way in ways.values())
+    ]:
+        yield f"{name_blocks(beyond)}: out of sight, behind {', '.join(ways)}"
+    yield from _gaps({block: names for block, names in holders.items() if block not in beyond})
 
 
 def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:

@@ -132,7 +132,7 @@ class StateAnnouncer:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
         shared = self._shared()
         if name not in self._turn.neighbors.by_name:
-            return shared
+            return msgspec.structs.replace(shared, far_blocks=self._far_blocks(name, shared))
         state = self._state_for(name, shared)
         self._tell(name, state)
         return state

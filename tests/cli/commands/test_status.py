@@ -20,6 +20,7 @@ import yaml
 import zmq
 from rich.console import Console
 
+from ls_edge.cli.commands.status import remarks
 from ls_edge.cli.commands.top import History, view
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
@@ -98,6 +99,26 @@ def test_a_peer_that_only_other_peers_reach_is_a_holder(ls_edge, serve_peers, tm
     assert {name: peer["reached_through"] for name, peer in found.items()} == {"a": [], "b": ["a"]}
     done = ls_edge.run("doctor", "--peers", here, "--json", timeout=120)
     assert json.loads(done.stdout)["peers"]["b"]["reason"].endswith("; it is reached through a")
+
+
+def test_blocks_of_peers_out_of_sight_have_holders(serve, write_peers, tiny_bundle):
+    path = write_peers({"a": range(2), "b": range(2, 4), "c": range(4, 6)})
+
+    def view_of(name, *hidden):
+        document = yaml.safe_load(path.read_text())
+        for number, peer in enumerate(document["peers"]):
+            peer["address"] = f"tcp://127.0.0.1:{number + 1}" if peer["name"] in hidden else peer["address"]
+        view = path.with_name(f"{name}.yaml")
+        view.write_text(yaml.safe_dump(document))
+        return load_peers(view)
+
+    for name, *hidden in ("a", "c"), ("b",), ("c", "a"):
+        serve(Peer(view_of(name, *hidden), name, Bundle.open(tiny_bundle)))
+    with Observer(view_of("here", "b", "c")) as observer:
+        assert observer.wait_until(lambda: observer.view()["a"].leads_to == (2, 3, 4, 5), 30.0)
+        lines = list(remarks(observer.view(), observer.peers))
+    assert "blocks 4-5: out of sight, behind a" in lines
+    assert not any("no holder" in line for line in lines)
 
 
 @pytest.mark.slow
