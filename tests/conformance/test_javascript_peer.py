@@ -330,7 +330,6 @@ def test_it_refuses_invalid_tokens_and_itineraries(js):
     assert peer.next(Refuse).reason == "busy"
     for itinerary in (
         plain(1, 2, 3, 4, 5),  # without block 0
-        plain(1, 2, 3, 4, 5, waves=((((0, "js"),),),)),  # which peers.yaml does not give it
         plain(1, 2, 3, 4, 5, skipped=(0,)),
         plain(source="desk"),
         plain(1, source="a", track=TrackRef(1, 0, 0, "laptop")),

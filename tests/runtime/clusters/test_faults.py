@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, ModelMismatch
+from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.run_summary import summarize
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
@@ -238,6 +241,22 @@ def test_blocks_behind_a_peer_have_no_holder_with_every_hop_through_the_source(
         wait_until(lambda: "b" in source.snapshot.peers["a"].reaches, 30.0, "a to report its link to b")
         assert source.snapshot.missing_blocks == (3, 4, 5)
         assert source.submit(images(1)[0]).result(20).record.skipped == (3, 4, 5)
+
+
+@pytest.mark.parametrize("old", ["c", "source"])
+def test_a_process_with_an_older_file_takes_part(serve, write_peers, tiny_bundle, images, tmp_path, old):
+    """It dropped all tokens whose block had run on a holder that is not listed in its own file."""
+    new = write_peers({"a": [0, 1, 2, 3], "b": [3], "c": [4, 5]})
+    document = yaml.safe_load(new.read_text())
+    document["peers"][0]["blocks"].remove(3)
+    older = tmp_path / "older.yaml"
+    older.write_text(yaml.safe_dump(document))
+    for name in "abc":
+        serve(Peer(load_peers(older if name == old else new), name, Bundle.open(tiny_bundle)))
+    with Source.open(older if old == "source" else new, tiny_bundle, max_skips=0, policy="sequential") as source:
+        assert source.wait_ready(30) == ()
+        for image in images(5):
+            assert source.submit(image, budget_ms=60_000).result(30).record.skipped == ()
 
 
 def test_requests_next_to_canceled_ones_are_answered_and_close_can_be_repeated(thirds, tiny_bundle):

@@ -31,7 +31,7 @@ AT_A, AT_B = ((STEM, "a"), (0, "a"), (1, "a"), (2, "a")), ((3, "b"), (4, "b"), (
         ((), ALL, ("image", 100, 1), (), "the model has tokens"),
         ((), (STEM, *ALL), ("image", 100, 1), (), "each has run"),
         ((*AT_A, *AT_B[:3]), (), ("logits", 1, 10), (HEAD,), "blocks skipped"),
-        (((STEM, "b"),), (*ALL, HEAD), ("raw", 16, 32), (), "itinerary with stem run by b"),
+        (((STEM, "by the file of a"),), (*ALL, HEAD), ("raw", 16, 32), (), ""),
         (AT_A, (HEAD, 3, 4, 5), ("logits", 1, 10), (), "remains behind"),
         ((*AT_A, (HEAD, "b"), *AT_B[:3]), (), ("logits", 1, 10), (), "runs after"),
     ],
