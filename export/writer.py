@@ -181,9 +181,11 @@ def export(
     exported = export_run(
         loaded, out, asked, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
     )
-    built = None
-    if asked.engine == "tensorrt":
-        built = build_engines(exported.bundle, on_status=lambda text: on_progress(total, total, text))
+    built = (
+        build_engines(exported.bundle, lambda text: on_progress(total, total, text))
+        if asked.engine == "tensorrt"
+        else None
+    )
     for warning in exported.warnings:
         on_warning(warning)
     return dataclasses.replace(exported, seconds=round(time.perf_counter() - start, 3), engines_built=built)
@@ -249,8 +251,7 @@ def _verify(
     else:
         images, source = calibration.held_out.images, calibration.source
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
-        precision = settings.precision
-        result = verify_numbers(parts, chain, images, source=source, precision=precision, batches=batches)
+        result = verify_numbers(parts, chain, images, source=source, precision=settings.precision, batches=batches)
         if calibration is not None:
             on_step("accuracy")
             if calibration.held_out.labels is not None:
@@ -263,7 +264,7 @@ def _verify(
     return result
 
 
-def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _: None) -> str | None:
+def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: None) -> str | None:
     """Build the TensorRT engines of a bundle for this device, in the cache, and compare them with the files.
 
     Return the device that they run on, or None if TensorRT is not installed. Not run on hardware yet. Raise

@@ -23,6 +23,7 @@ from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import UsageError
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
+GivenPath = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Meta(ge=0, le=sys.float_info.max, description="a number from 0")]
@@ -38,7 +39,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of evenly spaced blocks to keep; None keeps all."""
     img_size: AtLeastOne | None = None
     """Side of the images in pixels, if timm can build the model for other sizes; None for the model's own."""
-    init: str | None = None
+    init: GivenPath | None = None
     """Run folder, ``.safetensors`` or ``.pth`` file to start from."""
     pretrained: bool = False
     """Start from timm's pretrained weights (needs the network or timm's cache)."""
@@ -68,7 +69,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exif_orientation: bool | None = None
     """Whether to turn photos upright by their EXIF orientation, in training and use; None: as in the run that ``init``
     names, otherwise no, as in timm and torchvision."""
-    class_order: str | None = None
+    class_order: GivenPath | None = None
     """Order of the class folders, which determines the class numbers: ``plain`` is Python's (1, 10, 2), ``natural`` is
     timm's (1, 2, 10), anything else is a text file with one class per line. None: the order of the run that ``init``
     names if it has the same classes, otherwise plain; an error if the order matters for foreign weights."""
@@ -103,9 +104,9 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trained model to imitate in addition to the labels (``ls_edge.training.runs.teacher``)."""
 
-    model: str | None = None
+    model: GivenPath | None = None
     """Run folder, or name of any timm model, including convolutional ones; None for no teacher."""
-    weights: str | None = None
+    weights: GivenPath | None = None
     """``.safetensors`` or ``.pth`` file for a timm model; None for timm's pretrained weights."""
     kind: Literal["hard", "soft"] = "hard"
     """``hard``: the predicted class (DeiT, CaiT); ``soft``: the probabilities."""
@@ -268,7 +269,7 @@ def override(plain: dict[str, Any], flags: Mapping[str, Any], changes: Sequence[
 def _change(plain: dict[str, Any], change: str) -> None:
     """Apply ``NAME=VALUE``, with a dotted name and a value in YAML."""
     name, equals, text = change.partition("=")
-    if not equals:
+    if not equals or not all(name.split(".")):
         raise UsageError(f"--set {change}: write KEY=VALUE with a key of the configuration, such as optim.clip=0.5")
     *sections, key = name.split(".")
     for section in sections:

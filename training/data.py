@@ -123,11 +123,6 @@ class Batches:
     def __len__(self) -> int:
         return len(self._labels)
 
-    @property
-    def cached(self) -> bool:
-        """Whether all pixels are in memory."""
-        return self._pixels is not None
-
     def steps(self) -> int:
         """Return the number of batches per epoch; images beyond the last full batch are left out."""
         return len(self) // self.config.batch_size
@@ -140,7 +135,7 @@ class Batches:
         order = torch.randperm(len(self), generator=generator).tolist()
         batches = [order[i * size : (i + 1) * size] for i in range(self.steps())]
         share = slice(rank * local, (rank + 1) * local)
-        if self.cached:  # shifts are drawn for the whole batch, so that all processes draw the same
+        if self._pixels is not None:  # shifts are drawn for the whole batch, so that all processes draw the same
             for batch in self._load(batches, generator):
                 assert batch is not None
                 pixels, labels = batch

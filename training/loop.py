@@ -431,8 +431,7 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
     problem = compiler_problem() if device.type == "cuda" else ""
     if problem:
         warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
-    compiles = device.type == "cuda" and not problem
-    return msgspec.structs.replace(config, compile=compiles)
+    return msgspec.structs.replace(config, compile=device.type == "cuda" and not problem)
 
 
 def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:

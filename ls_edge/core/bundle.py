@@ -24,7 +24,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.core.files import local_folder, read_file, write_file
 from ls_edge.core.text import short_id
-from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
+from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json, explain
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -111,6 +111,21 @@ class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NOT_FOLDED = Folded(0, 0)
+
+
+_Numbers = dict[str, int | float]
+# Types of the entries of ``verified`` that are compared with new measurements.
+_MEASURED = msgspec.defstruct(
+    "Measured",
+    [
+        ("batches", Annotated[tuple[Annotated[int, Meta(ge=1, le=65_536)], ...], Meta(min_length=1)], (1,)),
+        ("outputs", dict[str, list[float]], {}),
+        ("parts", _Numbers, {}),
+        ("chain", _Numbers, {}),
+        ("top1", _Numbers | None, None),
+        *((name, float | None, None) for name in ("max_rel_error", "min_cosine", "agreement", "residual_1500")),
+    ],
+)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -238,18 +253,16 @@ class Bundle:
         folder = local_folder(folder)
         path = folder / file
         try:
-            raw = read_file(path)
-        except (FileNotFoundError, NotADirectoryError):
-            if folder.is_file():
-                raise BundleError(
-                    f"{folder} is a file; give the folder of the bundle, which holds {MANIFEST}"
-                ) from None
+            raw = read_file(path) if path.is_file() else None  # a pipe would wait for a writer
+        except OSError as error:
+            raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+        if raw is None and folder.is_file():
+            raise BundleError(f"{folder} is a file; give the folder of the bundle, which holds {MANIFEST}")
+        if raw is None:
             raise BundleError(
                 f"{folder} is not a bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
                 "--per-block'"
-            ) from None
-        except OSError as error:
-            raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+            )
         bundle = cls.of_manifest(folder, raw, file)
         for name, part in bundle.manifest.part_names():
             bundle._check_name(name, part)
@@ -262,6 +275,7 @@ class Bundle:
         try:
             manifest = decode_json(raw, Manifest, SCHEMA)
             manifest.block_bands  # noqa: B018 - raises unless they are bands of these blocks
+            msgspec.convert(manifest.verified, _MEASURED)
         except OtherSchema as error:
             advice = "export the run again with this version, or install the version that wrote it"
             raise SchemaMismatch(f"{path}{error}; {advice}") from None
@@ -269,6 +283,9 @@ class Bundle:
             raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
         except UsageError as error:
             raise BundleError(f"{path}: {error}; export the run again") from None
+        except msgspec.ValidationError as error:
+            what = explain(str(error), manifest.verified, _MEASURED).text
+            raise BundleError(f"{path}: verified: {what}; copy the bundle again, or export the run again") from None
         bundle = cls(folder, manifest)
         expected = bundle_id_of(bundle.interface, manifest.precision, manifest.parts)
         if expected != manifest.bundle_id:
@@ -313,12 +330,12 @@ class Bundle:
 
     def part(self, name: str) -> PartFile:
         """Return the part of a name such as ``stem``, ``head``, ``whole``, or ``block 3``."""
-        for candidate, part in self.manifest.part_names():
-            if candidate == name:
-                return part
-        raise BundleError(
-            f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.num_blocks - 1}"
-        )
+        part = dict(self.manifest.part_names()).get(name)
+        if part is None:
+            raise BundleError(
+                f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.num_blocks - 1}"
+            )
+        return part
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a part after checking their digest; parse only these bytes.
@@ -327,8 +344,10 @@ class Bundle:
         """
         part = self.part(name)
         path = self.folder / part.file
-        if path.is_symlink():
-            raise BundleError(f"{path} ({name}) is a link; a bundle holds plain files, copy the file itself")
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # reading a pipe would wait for a writer
+            raise BundleError(
+                f"{path} ({name}) is a link or not a file; a bundle holds plain files, copy the file itself"
+            )
         try:
             raw = path.read_bytes()
         except FileNotFoundError:
@@ -360,10 +379,8 @@ class Bundle:
 
 def shared_groups(owners: Sequence[int]) -> list[list[int]]:
     """Return groups of two or more blocks that share their weights, which belong to one owner."""
-    groups: dict[int, list[int]] = {}
-    for block, owner in enumerate(owners):
-        groups.setdefault(owner, []).append(block)
-    return [group for group in groups.values() if len(group) > 1]
+    groups = ([block for block, owner in enumerate(owners) if owner == first] for first in dict.fromkeys(owners))
+    return [group for group in groups if len(group) > 1]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -34,7 +34,9 @@ def load(group: str, name: str, base: type[Kind], built_in: Iterable[str], *, re
     from importlib.metadata import EntryPoint
 
     word, others = _WORDS[group], registered(group)
-    if name not in others and not (reference and ":" in name):
+    if name not in others and not (
+        reference and name.count(":") == 1 and all(map(str.isidentifier, name.replace(":", ".").split(".")))
+    ):
         raise UsageError(unknown_name(word, name, [*built_in, *others]))
     value = others.get(name, name)
     try:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import shutil
 
 import msgspec
@@ -187,6 +189,35 @@ def test_links_are_refused(folder, tmp_path):
         Bundle.open(folder)
 
 
+@pytest.mark.parametrize("name", ["stem.onnx", "manifest.json"])
+def test_pipes_are_refused_and_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(BundleError, match=r"stem\.onnx \(stem\) is a link or not a file|it has no manifest\.json"):
+        Bundle.open(folder).read("stem")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("batches", None, "verified: batches is empty; it has to be a list of whole numbers"),
+        ("batches", [], "verified: batches is []; it has to be"),
+        ("batches", [-3], "batches[0] is -3; it has to be a whole number from 1"),
+        ("batches", [10**9], "batches[0] is 1000000000; it has to be"),
+        ("outputs", {"stem": ["a"]}, "verified: outputs[0] is a group of keys; it has to be a number"),
+        ("top1", {"bundle": "a"}, "verified: top1[0] is a group of keys; it has to be"),
+        ("parts", "x", "parts is 'x'; it has to be a group of keys"),
+        ("max_rel_error", "x", "max_rel_error is 'x'; it has to be a number"),
+    ],
+)  # fmt: skip
+def test_results_of_the_verification_have_their_types(folder, name, value, words):
+    document = json.loads((folder / "manifest.json").read_text())
+    document["verified"] = {"unknown": 1, name: value}
+    (folder / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(BundleError, match=re.escape(words)):
+        Bundle.open(folder)
+
+
 @pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", "."])
 def test_file_names_that_lead_out_of_the_folder_are_refused(folder, name):
     change(folder, lambda document: document["parts"]["blocks"][1].update(file=name))
@@ -263,7 +294,7 @@ def test_folders_that_are_not_bundles_are_refused(tmp_path):
     with pytest.raises(BundleError, match="is a file; give the folder"):
         Bundle.open(tmp_path / "file")
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(BundleError, match="cannot read"):
+    with pytest.raises(BundleError, match="it has no manifest"):
         Bundle.open(tmp_path)
 
 

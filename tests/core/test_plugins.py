@@ -77,3 +77,6 @@ def test_a_peer_whose_package_is_broken_serves_with_nearest(install):
 def test_a_reference_needs_no_entry_point(install):
     install()
     assert plugins.load("policies", "foreign_policies:Good", Policy, (), reference=True).name == "good"
+    for name in ("a:b:c", ":", "a b:c"):
+        with pytest.raises(UsageError, match=f"unknown policy '{name}'"):
+            plugins.load("policies", name, Policy, (), reference=True)

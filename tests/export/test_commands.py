@@ -106,6 +106,17 @@ def test_verify_names_the_damaged_part_and_fails(call, exported, tmp_path):
     assert call("verify", bundle)[0] == 1
 
 
+def test_verify_names_order_costs_that_do_not_fit(call, exported, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(exported.folder, bundle)
+    document = json.loads((bundle / "manifest.json").read_text())
+    document["order_costs"] = {"version": 99}
+    (bundle / "manifest.json").write_text(json.dumps(document))
+    code, text, err = call("verify", bundle)
+    assert (code, text) == (1, "")
+    assert "order_costs has version 99" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [

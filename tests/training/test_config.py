@@ -53,6 +53,11 @@ def test_any_setting_can_be_changed(tmp_path):
     ("change", "words"),
     [
         ("optim.clip", "--set optim.clip: write KEY=VALUE"),
+        ("optim..clip=1", "--set optim..clip=1: write KEY=VALUE"),
+        ("=1", "--set =1: write KEY=VALUE"),
+        ("model.init=''", "init is ''; it has to be text that is not empty"),
+        ("teacher.model=''", "model is ''; it has to be text that is not empty"),
+        ("data.class_order=''", "class_order is ''; it has to be text that is not empty"),
         ("optim.clipp=1", "did you mean 'clip'"),
         ("epochs.x=1", "epochs has no keys; write epochs=VALUE"),
         ("epochs=many", "epochs is 'many'"),

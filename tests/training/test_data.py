@@ -61,7 +61,7 @@ def test_classes_of_few_images_give_their_share_together_and_never_their_only_on
 def test_pixels_match_the_preprocessing_on_boards(tmp_path, cache_mb):
     images = open_data(str(write_images(tmp_path)), "train").images
     found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5)
-    assert found.cached == (cache_mb > 0)
+    assert (found._pixels is not None) == (cache_mb > 0)
     assert (len(found), found.steps()) == (12, 2)
     pixels, labels = (torch.cat(parts) for parts in zip(*found.fixed(), strict=True))
     assert labels.tolist() == [image.label for image in images]
@@ -157,7 +157,7 @@ def test_shift_moves_and_crop_mirrors():
 
 def test_timms_augmentation_returns_images_of_the_size(tmp_path):
     found = batches(open_data(str(write_images(tmp_path)), "train").images, kind="timm")
-    assert not found.cached
+    assert found._pixels is None
     pixels, _ = next(found.epoch(1))
     assert pixels.shape == (4, 3, 16, 16)
     assert pixels.dtype == torch.uint8
@@ -189,7 +189,7 @@ def test_batches_for_a_gpu_are_pinned_after_augmentation(tmp_path, monkeypatch, 
         on_skipped=pytest.fail,
         pin=True,
     )
-    assert made.cached == (cache_mb > 0)
+    assert (made._pixels is not None) == (cache_mb > 0)
     for found in (made.epoch(0), made.fixed()):
         for pixels, labels in found:
             assert {pixels.data_ptr(), labels.data_ptr()} <= pinned

@@ -227,8 +227,7 @@ def _search(
             show(one.throughput),
             show(one.watts),
         )
-    if found:
-        print_table(table, console)
+    print_table(table, console)
     for line in assumptions:
         console.print(f"assumed: {line}")
 
