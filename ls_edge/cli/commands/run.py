@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -281,12 +282,11 @@ def _with_flags(run: DatasetRun) -> DatasetRun:
 def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[], bool]) -> Callable[[], None]:
     """Return a function to call periodically, which shows lost blocks that cannot be skipped.
 
-    A peer that cannot be used for a while is also shown once, with the reason. When ``wants_reload`` returns true, the
+    A peer without a link for a while is also shown once, with the reason. When ``wants_reload`` returns true, the
     source reads peers.yaml again.
     """
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
-    shown: set[str] = set()
 
     def look() -> None:
         nonlocal missing_since
@@ -296,11 +296,13 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
         problems = source.snapshot.problems
         for name in unusable_since.keys() - problems.keys():
             del unusable_since[name]
-            shown.discard(name)
         for name, why in problems.items():
-            if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S and name not in shown:
-                shown.add(name)
-                progress.note(f"{name} is not used: {why}")
+            if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S:
+                unusable_since[name] = math.inf  # it is shown once
+                ways = [other for other, view in source.snapshot.peers.items() if name in view.reaches]
+                is_used = ways and not source.settings.via_source
+                how = f"reached only through {', '.join(ways)}" if is_used else "not used"
+                progress.note(f"{name} is {how}: {why}")
         missing = source.snapshot.missing_blocks
         if source.may_skip(missing):
             missing_since = None

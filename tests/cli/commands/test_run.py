@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,11 +15,13 @@ import yaml
 import zmq
 from PIL import Image
 
+from ls_edge.cli.commands import run
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import new_keys
 from tests.faults.engines import Faults
 from tests.traces import read_trace
@@ -245,6 +248,21 @@ def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
         resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
 
     assert ls_edge.run(*command, "--limit", "3", prepare=few).returncode == 0
+
+
+@pytest.mark.parametrize(("via_source", "how"), [(False, "reached only through a"), (True, "not used")])
+def test_a_peer_without_a_link_may_be_used(serve_peers, tiny_bundle, wait_until, monkeypatch, via_source, how):
+    file = serve_peers({"a": range(3), "b": range(3, 6)})
+    file.path.write_text(file.path.read_text().replace(file.peer("b").address, "tcp://127.0.0.1:1"))
+    monkeypatch.setattr(run, "UNUSABLE_FOR_S", 0.0)
+    notes = []
+    with Source.open(file.path, tiny_bundle, via_source=via_source, max_skips=6) as source:
+        progress = SimpleNamespace(note=notes.append, warn=lambda _text: None)
+        look = run._watch_peers(source, progress, lambda: False)
+        wait_until(lambda: "b" in source.snapshot.peers["a"].reaches and source.snapshot.problems, 30.0)
+        look()
+        look()
+    assert [note.partition(":")[0] for note in notes] == [f"b is {how}"]
 
 
 def test_some_answers_are_printed_with_class_names(ls_edge, command):
