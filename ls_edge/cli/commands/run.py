@@ -299,9 +299,9 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
         for name, why in problems.items():
             if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S:
                 unusable_since[name] = math.inf  # it is shown once
-                ways = [other for other, view in source.snapshot.peers.items() if name in view.reaches]
-                is_used = ways and not source.settings.via_source
-                how = f"reached only through {', '.join(ways)}" if is_used else "not used"
+                views = {} if source.settings.via_source else source.snapshot.peers
+                ways = ", ".join(other for other, view in views.items() if name in view.reaches)
+                how = f"reached only through {ways}" if ways else "not used"
                 progress.note(f"{name} is {how}: {why}")
         missing = source.snapshot.missing_blocks
         if source.may_skip(missing):

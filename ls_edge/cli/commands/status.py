@@ -104,8 +104,7 @@ def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
 
 def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
     """Describe problems of the fleet: different models, missing links, and blocks with few holders."""
-    models = {status.model_id for status in found.values() if status.model_id}
-    if len(models) > 1:
+    if len(models := {status.model_id for status in found.values() if status.model_id}) > 1:
         yield f"peers serve {len(models)} different models, which do not work together"
     if lacking := unreached(found):
         yield unreached_text(lacking)
