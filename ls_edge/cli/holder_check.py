@@ -46,7 +46,10 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
     if len(mismatched) == len(source.peers.peers):
         raise ModelMismatch("; ".join(mismatched.values()))
     blocks, count = name_blocks(missing), source.bundle.num_blocks
-    what = f"{blocks} {'has' if len(missing) == 1 else 'have'} no holder after {waited:g} s ({'; '.join(_reasons(source, missing))})"
+    what = (
+        f"{blocks} {'has' if len(missing) == 1 else 'have'} no holder after {waited:g} s "
+        f"({'; '.join(_reasons(source, missing))})"
+    )
     if source.may_skip(missing):
         return (
             f"{what}; starting without: at most {source.max_skips} of {count} blocks may be skipped, so answers will "
