@@ -33,7 +33,7 @@ from ls_edge.runtime.clients.link_prober import LinkProber
 from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_profile
 from ls_edge.runtime.fleet.planning.from_profiles import NamedProfile, PlanningInputs, problem_of
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_sites
+from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
 from ls_edge.runtime.fleet.simulation.sites import Site, sites_of
 from ls_edge.runtime.simulator.churn import Churn
@@ -90,7 +90,7 @@ def _cost(quick: bool) -> dict[str, Any]:
         for key, (rate, requests, capacity) in kinds.items():
             sites = _sites(64, rate, requests // 20 if quick else requests, capacity)
             before = time.process_time()
-            outcomes = simulate_sites(sites)
+            outcomes = simulate_fleet(sites)
             taken = time.process_time() - before
             seconds = sum(one.seconds * len(site.kinds) for one, site in zip(outcomes, sites, strict=True))
             asked = sum(site.requests for site in sites)
@@ -106,7 +106,7 @@ def _scale(quick: bool) -> list[dict[str, Any]]:
         rate = devices * A_BOARD
         began, used = time.monotonic(), _cpu_s()
         with process_pool(2) as pool:
-            outcomes = simulate_sites(_sites(devices, rate, round(rate * seconds)), pool)
+            outcomes = simulate_fleet(_sites(devices, rate, round(rate * seconds)), pool)
         states = np.concatenate([one.states for one in outcomes])
         own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         rows.append(

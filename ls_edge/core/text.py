@@ -59,9 +59,11 @@ def name_blocks(blocks: Collection[int]) -> str:
 
 
 def show(value: float | None, unit: str = "") -> str:
-    """Return a number with about three significant digits and thousands separators."""
+    """Return a number with about three significant digits, small ones with two, and thousands separators."""
     if value is None:
         return NOTHING
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}{unit}"
     digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
     return f"{value:,.{digits}f}{unit}"
 

@@ -316,10 +316,13 @@ class _Drawn:
 
     def _lose(self) -> None:
         (kind,) = self._rng.choices(list(self._churn.weights), list(self._churn.weights.values()))
-        self._process.lose(self._members, kind, self._cause, self._churn.times, self._return_later)
-
-    def _return_later(self) -> None:
-        self._at(self._rng.expovariate(1 / self._churn.down), self._end)
+        self._process.lose(
+            self._members,
+            kind,
+            self._cause,
+            self._churn.times,
+            lambda: self._at(self._rng.expovariate(1 / self._churn.down), self._end),
+        )
 
     def _end(self) -> None:
         self._process.bring_back(self._members, self._cause)

@@ -324,11 +324,6 @@ class Simulation(Clock):
             at, number, sender, event = entry
             self._put(at, number, partial(self._arrive, sender, process, event))
 
-    def _size(self, forward: Forward) -> float:
-        """Return the size of a payload, relative to tokens."""
-        sizes = {IMAGE: self.settings.image_share, LOGITS: self.settings.logits_share}
-        return sizes.get(payload_of(forward.itinerary), 1.0)
-
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
         if not process.alive:
@@ -380,7 +375,9 @@ class Simulation(Clock):
             self._deliver(name, instruction.to, event)
         elif isinstance(instruction, Forward):
             arrived = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
-            self._deliver(process.name, instruction.to, arrived, self._size(instruction))
+            sizes = {IMAGE: self.settings.image_share, LOGITS: self.settings.logits_share}
+            size = sizes.get(payload_of(instruction.itinerary), 1.0)  # relative to tokens
+            self._deliver(process.name, instruction.to, arrived, size)
         elif isinstance(instruction, Compute):
             self._compute(process, instruction)
         elif isinstance(instruction, Decode):

@@ -51,6 +51,9 @@ def test_numbers_have_about_three_digits():
         "\N{EN DASH}", "0 ms", "0.42 ms", "9.1 ms", "131 ms", "2.40 s", "72 s",
     ]  # fmt: skip
     assert show(123456) == "123,456"
+    assert [show(v, " / s") for v in (0.2, 0.02, 0.001, -0.0123, 1e-7)] == [
+        "0.20 / s", "0.02 / s", "0.001 / s", "-0.012 / s", "1e-07 / s",
+    ]  # fmt: skip
 
 
 def test_shares_near_one_show_two_digits_of_what_is_missing():

@@ -18,7 +18,7 @@ from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.estimates import Estimates
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement, side_by_side
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, Placement, PlanningProblem
-from ls_edge.runtime.fleet.planning.scoring import best_policy, policies_for, simulate_placement
+from ls_edge.runtime.fleet.planning.scoring import best_policy, simulate_placement
 
 SCHEMA = 1
 LEAST_GAIN = 1e-6
@@ -88,7 +88,7 @@ def plan_document(
         warnings.append(f"{used} devices are too many to simulate, so all estimates are by formula")
         simulate = False
     if simulate:
-        policies = policies_for(problem)
+        policies = ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
         for number, candidate in enumerate(candidates):
             on_step(number, len(candidates), candidate.name.replace("_", " "))
             found = [simulate_placement(problem, candidate.placement, policy) for policy in policies]

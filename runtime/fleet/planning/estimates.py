@@ -87,11 +87,13 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
     transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
+    powers = {name: processes[name].block_mj for name in load}
+    energies = [None if block_mj is None else load[name] * block_mj for name, block_mj in powers.items()]
     saved = min(first * (1 - sent) + last * (1 - got), transfers)  # a transfer takes time, however small
     return FormulaEstimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
         throughput=throughput,
-        energy_mj=_energy(problem, load),
+        energy_mj=None if None in energies else sum(one for one in energies if one is not None),
         battery_h=_battery(problem, load, throughput),
         whole_share=whole_share(problem, placement),
         route=visited,
@@ -234,13 +236,6 @@ def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, i
             found[name] += name not in stays
         before = here
     return {name: max(1, count) for name, count in found.items()}
-
-
-def _energy(problem: PlanningProblem, load: dict[str, float]) -> float | None:
-    """Return the energy of an image; None if the power of a used process is unknown."""
-    powers = {name: process.block_mj for name, process in problem.processes.items() if name in load}
-    known = [load[name] * block_mj for name, block_mj in powers.items() if block_mj is not None]
-    return sum(known) if len(known) == len(load) else None
 
 
 def _battery(problem: PlanningProblem, load: dict[str, float], throughput: float) -> float | None:

@@ -34,18 +34,17 @@ _BUDGET_S = 600.0
 _SEED = 0
 
 
-def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """Return the policies to simulate; a single one if the bands leave no choice of order."""
-    return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
-
-
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str) -> Estimates:
     """Run requests through a placement; the same problem and placement give the same results."""
     latency = _latency(simulation_of(problem, placement, _SEED), policy)
     sim = simulation_of(problem, placement, _SEED, on_average=True)
     at_once = requests_at_once(problem, placement)
     throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
-    throughput = min(throughput, _most(problem, placement))
+    parts = holders_of(problem, placement)
+    used = (device for device in problem.devices if placement.get(device.name))
+    times = (one.weight(parts) * one.taken_ms(one.blocks_a_call) / one.blocks_a_call for one in used)
+    # A short simulation can exceed the throughput of engines that never wait.
+    throughput = min(throughput, sum(1e3 / ms for ms in times if ms > 0) or float("inf"))
     source_ms = problem.source_ms(placement)
     busy_ms = {SOURCE: source_ms, **{name: 1e3 * seconds / answers for name, seconds in sim.busy.items()}}
     watts = {name: process.watts for name, process in problem.processes.items() if busy_ms.get(name)}
@@ -56,14 +55,6 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
         throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
         energy_mj=None if None in watts.values() else round(energy, 4),
     )
-
-
-def _most(problem: PlanningProblem, placement: Placement) -> float:
-    """Return the throughput of engines that never wait, which a short simulation can exceed."""
-    parts = holders_of(problem, placement)
-    used = (device for device in problem.devices if placement.get(device.name))
-    times = (d.weight(parts) * d.taken_ms(d.blocks_a_call) / d.blocks_a_call for d in used)
-    return sum(1e3 / ms for ms in times if ms > 0) or float("inf")
 
 
 def simulation_of(

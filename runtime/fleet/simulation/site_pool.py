@@ -27,20 +27,6 @@ ROUNDS_ALIKE = 64
 """Rounds after which a fleet that answers all requests, or none, is not simulated further."""
 
 
-def simulate_sites(
-    sites: Sequence[Site],
-    executor: Executor | None = None,
-    on_step: Callable[[int, int], None] = lambda _done, _total: None,
-) -> list[SiteOutcome]:
-    """Run all sites as tasks of ``executor``, or in this process; the outcomes are the same.
-
-    ``on_step`` is called with the numbers of ended and of all requests. Raise :class:`LsEdgeError` if a
-    process ends unexpectedly.
-    """
-    total = sum(site.requests for site in sites)
-    return submit_sites(sites, executor)(lambda done: on_step(done, total))
-
-
 def submit_sites(
     sites: Sequence[Site], executor: Executor | None
 ) -> Callable[[Callable[[int], None]], list[SiteOutcome]]:
@@ -93,9 +79,10 @@ def simulate_fleet(
 ) -> list[SiteOutcome]:
     """Run all sites, and repeat that until ``grow`` returns 1, or for ``most`` rounds.
 
-    ``grow`` returns the factor by which the number of outcomes should grow; by default, it grows until the interval is
-    as narrow as :attr:`FleetSettings.until`. Each round has its own random numbers. The number of rounds does not
-    depend on the executor.
+    The sites are tasks of ``executor``, or run in this process; outcomes and number of rounds are the same. ``on_step``
+    is called with the numbers of ended and of all requests. ``grow`` returns the factor by which the number of outcomes
+    should grow; by default, it grows until the interval is as narrow as :attr:`FleetSettings.until`. Each round has its
+    own random numbers. Raise :class:`LsEdgeError` if a process ends unexpectedly.
     """
     wants = grow or functools.partial(_narrower, sites)
     outcomes: list[SiteOutcome] = []
@@ -104,7 +91,8 @@ def simulate_fleet(
         numbers = range(rounds * len(sites), wanted * len(sites))
         more = [replace(sites[number % len(sites)], number=number) for number in numbers]
         before = sum(len(one.states) for one in outcomes)
-        outcomes += simulate_sites(more, executor, lambda done, total, b=before: on_step(b + done, b + total))  # type: ignore[misc]
+        total = before + sum(site.requests for site in more)
+        outcomes += submit_sites(more, executor)(lambda done, b=before, t=total: on_step(b + done, t))  # type: ignore[misc]
         rounds = wanted
         most = min(most, MOST_REQUESTS * rounds // sum(len(one.states) for one in outcomes))
         wanted = min(most, math.ceil(wants(outcomes) * rounds))

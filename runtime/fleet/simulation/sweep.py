@@ -20,7 +20,7 @@ from ls_edge.evaluation.simulation_summary import (
     SweepDocument,
     summarize_simulation,
 )
-from ls_edge.runtime.fleet.simulation.site_pool import submit_sites
+from ls_edge.runtime.fleet.simulation.site_pool import MOST_REQUESTS, submit_sites
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_CELLS = 1000
@@ -76,13 +76,25 @@ def run_sweep(
     waits: dict[int, Callable[[Callable[[int], None]], list[SiteOutcome]]] = {}
     for number, (values, (sites, _)) in enumerate(zip(wanted, prepared, strict=True)):
         if _key(values) not in known:
-            waits[number] = submit_sites(_with_seeds(sites, document.seeds), executor)
+            if (requests := document.seeds * sum(site.requests for site in sites)) > MOST_REQUESTS:
+                raise UsageError(
+                    f"--seeds {document.seeds:,} gives a combination {requests:,} requests; at most {MOST_REQUESTS:,} "
+                    "are simulated: give fewer seeds, or fewer --requests"
+                )
+            seeds = range(sites[0].settings.seed, sites[0].settings.seed + document.seeds)
+            runs = [
+                replace(site, settings=msgspec.structs.replace(site.settings, seed=seed))
+                for seed in seeds
+                for site in sites
+            ]
+            waits[number] = submit_sites(runs, executor)
 
     def found() -> SweepDocument:
         cells = [Cell(values, known[_key(values)]) for values in wanted if _key(values) in known]
         return msgspec.structs.replace(document, cells=cells)
 
-    for number, wait in waits.items():
+    for number in list(waits):
+        wait = waits.pop(number)  # outcomes that were counted are not kept
         on_step(number, len(prepared))
         known[_key(wanted[number])] = summarize_simulation(wait(lambda _done: None), prepared[number].context)
         if path is not None:
@@ -110,11 +122,3 @@ def continued(document: SweepDocument, path: Path) -> SweepDocument:
         values = ", ".join(f"{key}={value}" for key, value in others[0].items())
         raise UsageError(f"{path} has results of {values}, which would be lost; name another file, or add the values")
     return msgspec.structs.replace(document, cells=before.cells)
-
-
-def _with_seeds(sites: Sequence[Site], seeds: int) -> list[Site]:
-    return [
-        replace(site, settings=msgspec.structs.replace(site.settings, seed=site.settings.seed + more))
-        for more in range(seeds)
-        for site in sites
-    ]

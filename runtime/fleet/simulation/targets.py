@@ -82,6 +82,8 @@ class Latency(msgspec.Struct, frozen=True):
     low: float
     high: float | None
     """None if too few outages were seen to tell."""
+    runs: int
+    """Runs in which a device or the source was lost or slow."""
 
 
 class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +239,8 @@ def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
             if (found := one.latency_ms) is not None:
                 interval = f"95 % interval {show_ms(found.low)} to {show_ms(found.high)}"
                 unsure = "without enough outages to tell the p99 with them"
-                said.append(f"p99 {show_ms(found.p99)}, {unsure if found.high is None else interval}")
+                lost = f"with losses in {counted(found.runs, 'run')}"
+                said.append(f"p99 {show_ms(found.p99)}, {unsure if found.high is None else interval}, {lost}")
             continue
         share = one.whole if target.kind == "whole" else one.answered
         said.append(
@@ -316,9 +319,9 @@ def _observe(outcomes: Sequence[SiteOutcome], settings: FleetSettings, *, is_rar
     if interval is None:
         return shares[0], shares[1], None
     p99 = float(np.quantile(taken[states != FAILED], 0.99))
-    is_known = is_rare or sum(one.has_outage for one in outcomes) >= _LEAST_OUTAGES
-    high = round(interval.high, 6) if is_known else None
-    return shares[0], shares[1], Latency(round(p99, 6), round(interval.low, 6), high)
+    runs = sum(one.has_outage for one in outcomes)
+    high = round(interval.high, 6) if is_rare or runs >= _LEAST_OUTAGES else None
+    return shares[0], shares[1], Latency(round(p99, 6), round(interval.low, 6), high, runs)
 
 
 def _verdict(targets: Sequence[Target], observed: _Observed) -> str:

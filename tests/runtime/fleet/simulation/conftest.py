@@ -4,7 +4,7 @@ import pytest
 
 from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import sites_of
 
 
@@ -28,6 +28,6 @@ def simulate():
     """Return the outcomes of the sites of a fleet."""
 
     def run(problem, *, site_size=16, churn=(), **settings):
-        return simulate_sites(sites_of(problem, FleetSettings(**settings), site_size=site_size, churn=churn)[0])
+        return simulate_fleet(sites_of(problem, FleetSettings(**settings), site_size=site_size, churn=churn)[0])
 
     return run

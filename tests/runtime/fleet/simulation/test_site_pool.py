@@ -7,7 +7,7 @@ import pytest
 
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.simulation_summary import FleetSettings, summarize_simulation
-from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_fleet, simulate_sites
+from ls_edge.runtime.fleet.simulation.site_pool import process_pool, simulate_fleet
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import LOSSES, Churn
 from ls_edge.runtime.simulator.traces import Trace
@@ -21,7 +21,7 @@ def test_the_same_seed_gives_the_same_document_in_any_number_of_processes(make_p
         sites, assumptions = sites_of(make_problem(2.0, 3.0), settings, site_size=4, churn=churn)
         context = simulation_context(sites, bundle_id="bundle", churn=(), assumptions=assumptions)
         with process_pool(jobs) as pool:
-            return msgspec.json.encode(summarize_simulation(simulate_sites(sites, pool), context))
+            return msgspec.json.encode(summarize_simulation(simulate_fleet(sites, pool), context))
 
     assert document(1, 5) == document(2, 5) != document(1, 6)
 
@@ -32,7 +32,7 @@ def test_every_ended_request_is_reported(make_problem, jobs):
     sites, _ = sites_of(make_problem(2.0), FleetSettings(devices=4, requests=90), site_size=2)
     steps = []
     with process_pool(jobs) as pool:
-        simulate_sites(sites, pool, lambda done, total: steps.append((done, total)))
+        simulate_fleet(sites, pool, lambda done, total: steps.append((done, total)))
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == ((0, 90), (90, 90))
 
@@ -73,7 +73,7 @@ def test_a_rate_that_would_take_decades_of_losses_is_refused(make_problem, rate,
     settings = FleetSettings(devices=4, requests=60, rate=rate)
     sites, _ = sites_of(make_problem(2.0), settings, churn=churn)
     with pytest.raises(UsageError, match=message):
-        simulate_sites(sites)
+        simulate_fleet(sites)
 
 
 def test_a_closed_loop_with_too_many_losses_ends(make_problem, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_closed_loop_with_too_many_losses_ends(make_problem, monkeypatch):
     with pytest.raises(
         UsageError, match=r"devices of a site were lost 500 times in .*longer times in --churn, or fewer"
     ):
-        simulate_sites(sites)
+        simulate_fleet(sites)
 
 
 @pytest.mark.parametrize(("up", "share"), [(1e6, 1.0), (0.001, 0.0)])

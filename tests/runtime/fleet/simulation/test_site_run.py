@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import show_nines
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, FleetSettings, summarize_simulation
-from ls_edge.runtime.fleet.simulation.site_pool import simulate_sites
+from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
 from ls_edge.runtime.fleet.simulation.site_run import _SiteRun
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.simulator.churn import LOSSES, Churn
@@ -25,7 +25,7 @@ def summarize():
         sites, assumptions = sites_of(problem, FleetSettings(**settings), churn=churn)
         written = [f"up={loss.up}s,down={loss.down}s" for loss in churn]
         context = simulation_context(sites, bundle_id="bundle", churn=written, assumptions=assumptions)
-        return summarize_simulation(simulate_sites(sites), context)
+        return summarize_simulation(simulate_fleet(sites), context)
 
     return run
 

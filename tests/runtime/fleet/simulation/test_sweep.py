@@ -1,6 +1,8 @@
 """Grids of simulations: all combinations, seeds that count together, and a file that continues."""
 
+import gc
 import itertools
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -8,6 +10,7 @@ import pytest
 
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.simulation_summary import FleetSettings, SweepDocument
+from ls_edge.runtime.fleet.simulation import sweep
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import (
     Prepared,
@@ -87,6 +90,32 @@ def test_an_interrupted_file_keeps_the_cells_that_it_had(prepare, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_sweep(continued(asked, path), prepare(), path=path, on_step=interrupt)
     assert msgspec.json.decode(path.read_bytes(), type=SweepDocument).cells == [found.cells[0], found.cells[3]]
+
+
+def test_outcomes_of_counted_combinations_are_not_kept(prepare, monkeypatch):
+    """A grid of large fleets would fill the memory."""
+    seen, alive = [], []
+
+    def look(_done, _total):
+        gc.collect()  # the processes of a simulation refer to each other
+        alive.append([one() is not None for one in seen])
+
+    summarize = sweep.summarize_simulation
+
+    def watch(outcomes, context):
+        seen.append(weakref.ref(outcomes[0]))
+        return summarize(outcomes, context)
+
+    monkeypatch.setattr(sweep, "summarize_simulation", watch)
+    with ThreadPoolExecutor(1) as threads:
+        run_sweep(SweepDocument(SWEEP, 1, "", []), prepare(), executor=threads, on_step=look)
+    assert alive[:4] == [[False] * number for number in range(4)]
+
+
+def test_more_requests_than_a_simulation_may_have_are_refused(prepare, monkeypatch):
+    monkeypatch.setattr(sweep, "MOST_REQUESTS", 100)
+    with pytest.raises(UsageError, match="--seeds 3 gives a combination 120 requests; at most 100 are simulated"):
+        run_sweep(SweepDocument(SWEEP, 3, "", []), prepare())
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,9 @@ def test_a_target_of_latency_needs_a_load_and_counts_the_queue(search):
     found, answer = search("p99=25ms", rate=60.0)
     assert [(one.devices, one.verdict) for one in found][-1][1] == "met"
     assert found[0].verdict == "missed"
+    met = next(one for one in found if one.verdict == "met")
     assert "p99 " in answer
+    assert f", with losses in {met.latency_ms.runs} runs (" in answer
 
 
 def test_a_latency_without_outages_says_nothing_about_them(search, monkeypatch):
