@@ -155,14 +155,16 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation_orders: AtLeastOne = 4
     """Number of seeded orders for the validation of a method that shuffles."""
 
-    def chosen_method(self, *, could_share: bool) -> str:
-        """Return the method, by default ``shared`` if the initial blocks ``could_share`` weights, else ``anyorder``.
+    def chosen_method(self, *, could_share: bool, shares: bool = False) -> str:
+        """Return the method, by default ``shared`` if the initial blocks do or could share weights, else ``anyorder``.
 
-        Shuffling would destroy what such a model has learned (docs/any-order.md). Bands imply different blocks.
+        Shuffling would destroy what such a model has learned (docs/any-order.md), and other methods lack the parameters
+        of a shared block. Bands imply different blocks.
         """
         if self.method is not None:
             return self.method
-        return "shared" if could_share and self.bands is None and self.epochs else "anyorder"
+        fits = shares or (could_share and self.epochs)
+        return "shared" if fits and self.bands is None else "anyorder"
 
     def block_bands(self, num_blocks: int | None = None) -> Bands:
         """Return the bands for a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit."""

@@ -176,7 +176,7 @@ class _Training:
         reporter.note(describe(images.account()))
         for warning in image_warnings(images, ""):
             reporter.warn(warning)
-        name = config.chosen_method(could_share=initial.could_share)
+        name = config.chosen_method(could_share=initial.could_share, shares=initial.view.shares_weights)
         method = make_method(name, config.method_args)
         if config.method is None and config.epochs:
             _explain_default(name, local.model, initial, reporter)
@@ -323,8 +323,7 @@ class _Training:
         """Measure the initial model in trained order, unless a resumed run has done so already."""
         start = self.task.method.teacher or self.start
         if start is not None and not self.progress.epochs_done:
-            top1 = self.task.in_trained_order(start, held)
-            self.progress = msgspec.structs.replace(self.progress, start_top1=top1)
+            self.progress = msgspec.structs.replace(self.progress, start_top1=self.task.in_trained_order(start, held))
         self.start = None
 
     def _warn_of_loss(self, held: Batches) -> None:
@@ -439,7 +438,7 @@ def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:
 
 
 def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:
-    if method == "shared":
+    if method == "shared" and not initial.view.shares_weights:
         reporter.note(
             "method shared: one block for all steps; its teacher is the initial model, which was trained in one order; "
             "--method anyorder keeps different blocks and loses more accuracy"

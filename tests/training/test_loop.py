@@ -309,7 +309,15 @@ def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
     start = {"init": str(tmp_path / "start"), "optim": {"lr": 1e-6}}
     shared, _ = method("shared", **start)
     assert (shared.record.method, shared.config.method, shared.view.shares_weights) == ("shared", "shared", True)
-    assert method("again", init=str(tmp_path / "shared"))[0].record.method == "anyorder"
+    again, warnings = method("again", init=str(tmp_path / "shared"), optim={"lr": 1e-6})
+    assert (again.record.method, again.view.shares_weights, warnings) == ("shared", True, [])
+    train(
+        settings(method=None, epochs=0, init=str(tmp_path / "shared")),
+        tmp_path / "same",
+        reporter=Silent(),
+        model_named=False,
+    )
+    assert logits(tmp_path / "same").equal(logits(tmp_path / "shared"))
     assert method("banded", bands="0/1-2", **start)[0].record.method == "anyorder"
     train(settings(method=None, epochs=0, init=start["init"]), tmp_path / "copy", reporter=Silent(), model_named=False)
     assert logits(tmp_path / "copy").equal(logits(tmp_path / "start"))
