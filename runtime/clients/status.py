@@ -241,10 +241,15 @@ class Observer(Client):
 
 
 def unreached(found: Mapping[str, PeerStatus]) -> dict[str, list[str]]:
-    """Return, for each peer that lacks links to usable peers, the names of those peers."""
+    """Return, for each peer that lacks links to usable peers of its model, the names of those peers."""
     alive = {name: status for name, status in found.items() if status.state == PeerState.ALIVE}
     lacking = {
-        name: [other for other in alive if other not in (name, *status.reaches)] for name, status in alive.items()
+        name: [
+            other
+            for other, one in alive.items()
+            if one.model_id == status.model_id and other not in (name, *status.reaches)
+        ]
+        for name, status in alive.items()
     }
     return {name: others for name, others in lacking.items() if others}
 

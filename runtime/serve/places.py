@@ -46,8 +46,11 @@ class Places:
         if len(self._waiting) >= self.queue:
             ahead = self.queue + next(self._refusals)
             retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
-            message = f"{self.count} images are being answered and {self.queue} wait, which is the limit; try again"
-            raise Refusal(503, message, {"Retry-After": f"{retry_s}"})
+            raise Refusal(
+                503,
+                f"{self.count} images are being answered and {self.queue} wait, which is the limit; try again",
+                {"Retry-After": f"{retry_s}"},
+            )
         place = asyncio.get_running_loop().create_future()
         entry = deadline, next(self._numbers), place
         bisect.insort(self._waiting, entry)
@@ -68,7 +71,8 @@ class Places:
         """Return a place after ``used_s`` seconds; without an answer, the request would have needed longer."""
         error = used_s - self._mean_s
         if is_answered or error > 0:
-            error = error if is_answered else min(error, self._mean_s)  # it may have had another cause
+            if self._mean_s or not is_answered:  # an outage that has ended delays no further request
+                error = min(error, self._mean_s)
             self._mean_s += error / _RECENT
             self._deviation_s += (abs(error) - self._deviation_s) / _RECENT
         while self._waiting:

@@ -121,6 +121,15 @@ def test_blocks_of_peers_out_of_sight_have_holders(serve, write_peers, tiny_bund
     assert not any("no holder" in line for line in lines)
 
 
+def test_peers_of_different_models_are_not_told_to_copy_their_file(write_peers):
+    status = PeerStatus(
+        reachable=True, key="none", state=PeerState.ALIVE, model_id="x", blocks=(0,), warm=True, address=""
+    )
+    found = {"a": status, "b": msgspec.structs.replace(status, model_id="y")}
+    lines = list(remarks(found, load_peers(write_peers({"a": [0], "b": [0]}))))
+    assert lines == ["peers serve 2 different models, which do not work together"]
+
+
 @pytest.mark.slow
 def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
     placement = {"a": range(4), "b": range(2, 6), "c": range(6)}

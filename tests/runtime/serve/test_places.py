@@ -139,6 +139,22 @@ def test_requests_without_an_answer_and_refused_ones_do_not_shorten_the_usual_ti
     run(scenario())
 
 
+def test_an_outage_that_has_ended_refuses_nobody_who_waited_for_half_of_the_budget():
+    async def scenario():
+        places = await with_usual_time(0.01)
+        for _ in range(4):
+            await places.take(later(30))
+            places.give_back(5.0, is_answered=True)
+        await places.take(later(30))
+        tasks = [asyncio.ensure_future(places.take(later(5))) for _ in range(9)]
+        await waiting(places, 9)
+        for task in tasks:
+            places.give_back(0.01, is_answered=True)
+            await task
+
+    run(scenario())
+
+
 def test_usual_time_that_is_out_of_date_is_forgotten():
     async def scenario():
         places = await with_usual_time(20.0)
