@@ -253,7 +253,7 @@ class Bundle:
         folder = local_folder(folder)
         path = folder / file
         try:
-            raw = read_file(path) if path.is_file() else None  # a pipe would wait for a writer
+            raw = None if path.is_fifo() or not path.exists() else read_file(path)  # a pipe would wait for a writer
         except OSError as error:
             raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
         if raw is None and folder.is_file():
