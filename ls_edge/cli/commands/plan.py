@@ -227,7 +227,8 @@ def _search(
             show(one.throughput),
             show(one.watts),
         )
-    print_table(table, console)
+    if found:
+        print_table(table, console)
     for line in assumptions:
         console.print(f"assumed: {line}")
 

@@ -6,9 +6,8 @@ block are lost. The probability is a sum over states of the devices: all states 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -57,41 +56,18 @@ def completed_share(up_s: float, run_s: float, budget_s: float) -> float:
 
 def loss_states(problem: PlanningProblem, members: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return which of the devices ``members`` are lost, ``[members, states]``, and the probability of each state."""
-    if len(members) + len(_zones(problem, members)) > EXACT:
-        return _random_states(problem, members), np.full(SAMPLES, 1 / SAMPLES)
-    states = list(_all_states(problem, members))
-    return np.array([[m in lost for lost, _ in states] for m in members]), np.array([chance for _, chance in states])
-
-
-def _all_states(problem: PlanningProblem, members: Sequence[int]) -> Iterator[tuple[set[int], float]]:
     zones = _zones(problem, members)
-    for zone_fails in itertools.product((False, True), repeat=len(zones)):
-        likely = math.prod(
-            _chance(problem.zone_losses[zone], fails) for zone, fails in zip(zones, zone_fails, strict=True)
-        )
-        lost_zones = set(itertools.compress(zones, zone_fails))
-        left = [m for m in members if problem.devices[m].zone not in lost_zones]
-        for fails in itertools.product((False, True), repeat=len(left)):
-            chance = likely
-            for m, failed in zip(left, fails, strict=True):
-                chance *= _chance(problem.devices[m].loss, failed)
-            if chance > 0:
-                yield {*members} - {m for m, failed in zip(left, fails, strict=True) if not failed}, chance
-
-
-def _chance(loss: float, fails: bool) -> float:
-    return loss if fails else 1 - loss
-
-
-def _random_states(problem: PlanningProblem, members: Sequence[int]) -> np.ndarray:
-    rng = np.random.default_rng(_SEED)
-    lost = {m: rng.random(SAMPLES) < problem.devices[m].loss for m in members}
-    for zone in _zones(problem, members):
-        fails = rng.random(SAMPLES) < problem.zone_losses[zone]
-        for m in members:
-            if problem.devices[m].zone == zone:
-                lost[m] |= fails
-    return np.array([lost[m] for m in members])
+    chances = np.array([*(problem.devices[m].loss for m in members), *(problem.zone_losses[zone] for zone in zones)])
+    if len(chances) > EXACT:
+        fails = np.random.default_rng(_SEED).random((len(chances), SAMPLES)) < chances[:, None]
+        likely = np.full(SAMPLES, 1 / SAMPLES)
+    else:
+        fails = (np.arange(2 ** len(chances)) >> np.arange(len(chances))[:, None]) & 1 > 0
+        likely = np.where(fails, chances[:, None], 1 - chances[:, None]).prod(axis=0)
+    lost = fails[: len(members)]
+    for zone, zone_fails in zip(zones, fails[len(members) :], strict=True):
+        lost[[problem.devices[m].zone == zone for m in members]] |= zone_fails
+    return lost, likely
 
 
 def _zones(problem: PlanningProblem, members: Collection[int]) -> list[str]:

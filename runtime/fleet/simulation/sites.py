@@ -55,11 +55,12 @@ class Site:
         if self.rate is None:
             return
         seconds = self.requests / max(self.rate, 1e-300)
-        losses = sum(loss.per_second(sum(map(bool, self.placement.values()))) for loss in self.churn) * seconds
-        if seconds > MOST_S or losses > MOST_LOSSES:
+        used = sum(map(bool, self.placement.values()))
+        losses, most = sum(loss.per_second(used) for loss in self.churn) * seconds, MOST_LOSSES // used
+        if seconds > MOST_S or losses > most:
             raise UsageError(
                 f"{self.requests:,} requests at {self.rate:g} per second take {seconds:.3g} s, with about {losses:.3g} "
-                f"losses of devices at a site; at most {MOST_S:g} s and {MOST_LOSSES:,} losses are simulated: raise "
+                f"losses of devices at a site; at most {MOST_S:g} s and {most:,} losses are simulated: raise "
                 "--rate, or give fewer requests"
             )
 

@@ -224,3 +224,12 @@ def test_the_formula_of_restarts_agrees_with_the_simulation(placement, make, mon
     if make is Restarting:
         expected = 1 - completed_share(SHORT.up, 1.0, 1.5) * whole_share(problem, placement)
     assert misses == pytest.approx(400 * expected, abs=3 * math.sqrt(400 * expected) + 1)
+
+
+def test_the_answer_says_if_no_fleet_is_close_enough_to_be_simulated(search):
+    found, answer = search("96%", rate=1e9)
+    assert found == []
+    assert answer == (
+        "no fleet of up to 16 devices reaches whole=0.96: by formula, all miss it by far, or answer fewer images a "
+        "second than --rate"
+    )
