@@ -28,6 +28,7 @@ from ls_edge.evaluation.availability import Interval
 from ls_edge.evaluation.run_summary import wilson
 from ls_edge.evaluation.simulation_summary import (
     FleetSettings,
+    SimulationContext,
     SimulationSummary,
     SiteOutcome,
     SweepDocument,
@@ -38,8 +39,8 @@ from ls_edge.report.simulation import print_simulation, print_sweep
 from ls_edge.runtime.fleet.planning.from_profiles import LATENCY_MS, MBIT, ModelSizes, problem_of, read_inputs
 from ls_edge.runtime.fleet.planning.problem import MOST_BLOCKS, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import simulate_fleet
-from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, simulation_context, sites_of
-from ls_edge.runtime.fleet.simulation.sweep import Prepared, combinations, continued, parse_sweep, run_sweep
+from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, Site, simulation_context, sites_of
+from ls_edge.runtime.fleet.simulation.sweep import combinations, continued, parse_sweep, run_sweep
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.simulator.churn import read_losses
 from ls_edge.runtime.source.settings import Settings as SourceSettings
@@ -178,7 +179,7 @@ class Fleet:
         costs = read_order_costs(model.manifest.order_costs, model.num_blocks)
         return cls(asked, model, problem, costs, assumptions)
 
-    def prepare(self, asked: SimulationSettings) -> Prepared:
+    def prepare(self, asked: SimulationSettings) -> tuple[list[Site], SimulationContext]:
         """Plan the sites."""
         policy = find_policy(asked.policy)
         if self.bundle is not None:
@@ -200,7 +201,7 @@ class Fleet:
             churn=asked.churn,
             assumptions=[*self.assumptions, *assumed],
         )
-        return Prepared(sites, context)
+        return sites, context
 
     def simulate(
         self, executor: Executor | None, on_progress: OnProgress

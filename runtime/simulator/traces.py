@@ -21,7 +21,6 @@ from ls_edge.core.files import read_file
 LOSSES = ("kill", "stop", "hang", "drain", "slow")
 """Kinds of losses: a killed process, a stopped one or a silent link, an engine that does not return, a process that
 leaves cleanly, and an engine that takes longer."""
-_LEAST_S = 1e-3
 MOST_BYTES = 200_000_000
 _STATES = {"up": "up", "down": "kill", **{kind: kind for kind in LOSSES}}
 _NAME, _EVENT, _START, _END = 4, 5, 6, 7
@@ -62,7 +61,7 @@ class Trace:
                 ) from None
         times = [time for events in found.values() for time, *_ in events] or [0.0]
         begin, seconds = min(times), max(times) - min(times)
-        if seconds < _LEAST_S:
+        if seconds < 1e-3:
             raise UsageError(
                 f"--churn {path} has no two times a millisecond apart; a trace needs a beginning and an end"
             )

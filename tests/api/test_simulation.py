@@ -1,6 +1,8 @@
 """``ls_edge.simulate``: the numbers of the command, on any executor."""
 
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -86,11 +88,19 @@ def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch
 @pytest.mark.slow
 @pytest.mark.leaks_ok("Dask keeps threads and sockets for a while")
 def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
+    """A worker that is killed after the first combination changes nothing."""
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     asked = {"devices": 4, "requests": 40, "site_size": 2, "sweep": {"replicas": [1, 2]}, "seeds": 2, **CHURN}
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster) as client:
-        found = ls_edge.simulate(tiny_bundle, [profile], **asked, executor=client.get_executor())
+        workers = list(client.run(os.getpid).values())
+
+        def kill_one(done, _total, _text):
+            if done == 1:
+                os.kill(workers.pop(), signal.SIGKILL)
+
+        found = ls_edge.simulate(tiny_bundle, [profile], **asked, executor=client.get_executor(), on_progress=kill_one)
+        assert len(workers) == 1
     assert found == ls_edge.simulate(tiny_bundle, [profile], **asked)
 
 

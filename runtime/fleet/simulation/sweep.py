@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,13 +23,6 @@ from ls_edge.runtime.fleet.simulation.site_pool import MOST_REQUESTS, submit_sit
 from ls_edge.runtime.fleet.simulation.sites import Site
 
 MOST_CELLS = 1000
-
-
-class Prepared(NamedTuple):
-    """Sites of one combination of values, and the context of their document."""
-
-    sites: Sequence[Site]
-    context: SimulationContext
 
 
 def parse_sweep(texts: Sequence[str], known: Sequence[str]) -> dict[str, list[str]]:
@@ -60,7 +52,7 @@ def combinations(sweep: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 def run_sweep(
     document: SweepDocument,
-    prepared: Sequence[Prepared],
+    prepared: Sequence[tuple[Sequence[Site], SimulationContext]],
     *,
     path: Path | None = None,
     executor: Executor | None = None,
@@ -68,8 +60,9 @@ def run_sweep(
 ) -> SweepDocument:
     """Simulate all combinations that ``document`` lacks, and write ``path`` after each.
 
-    ``prepared`` has the sites of each of :func:`combinations`. Each seed is a run of all sites with its own random
-    numbers; the runs of a combination count together. All of them are submitted to ``executor`` at the start.
+    ``prepared`` has the sites of each of :func:`combinations`, and the context of their document. Each seed is a run of
+    all sites with its own random numbers; the runs of a combination count together. All of them are submitted to
+    ``executor`` at the start.
     """
     known = {_key(cell.values): cell.summary for cell in document.cells}
     wanted = combinations(document.sweep)
@@ -96,7 +89,7 @@ def run_sweep(
     for number in list(waits):
         wait = waits.pop(number)  # outcomes that were counted are not kept
         on_step(number, len(prepared))
-        known[_key(wanted[number])] = summarize_simulation(wait(lambda _done: None), prepared[number].context)
+        known[_key(wanted[number])] = summarize_simulation(wait(lambda _done: None), prepared[number][1])
         if path is not None:
             write_output(path, msgspec.json.encode(found()).decode() + "\n")
     on_step(len(prepared), len(prepared))

@@ -13,7 +13,6 @@ from ls_edge.evaluation.simulation_summary import FleetSettings, SweepDocument
 from ls_edge.runtime.fleet.simulation import sweep
 from ls_edge.runtime.fleet.simulation.sites import simulation_context, sites_of
 from ls_edge.runtime.fleet.simulation.sweep import (
-    Prepared,
     combinations,
     continued,
     parse_sweep,
@@ -31,9 +30,7 @@ def prepare(make_problem):
             devices=2, requests=int(values["requests"]), rate=20.0, replicas=int(values["replicas"]), budget_ms=100.0
         )
         sites, _ = sites_of(make_problem(2.0, capacity=4), settings, churn=[Churn(2.0, 0.5)])
-        return Prepared(
-            sites, simulation_context(sites, bundle_id="bundle", churn=["up=2s,down=500ms"], assumptions=())
-        )
+        return (sites, simulation_context(sites, bundle_id="bundle", churn=["up=2s,down=500ms"], assumptions=()))
 
     return lambda sweep=SWEEP: [run(values) for values in combinations(sweep)]
 
