@@ -305,11 +305,9 @@ def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> 
     if whole.spread <= wanted:
         return []
     more = f"; about {show_hours(whole.more_hours)} more are enough" if whole.more_hours else ""
-    if context.until:
-        more += f"; --until {100 * wanted:.3g}% was not reached, so give {longer}"
-    elif more:
-        more += f" (--until {100 * wanted:.0f}%)"
-    return [f"{counted(whole.outages, 'outage')} seen: the answer is uncertain{more}"]
+    option = f" (--until {100 * wanted:.0f}%)" if more else ""
+    how = f"; --until {100 * wanted:.3g}% was not reached, so give {longer}" if context.until else option
+    return [f"{counted(whole.outages, 'outage')} seen: the answer is uncertain{more}{how}"]
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:

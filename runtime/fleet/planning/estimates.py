@@ -87,8 +87,7 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
     transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
-    powers = {name: processes[name].block_mj for name in load}
-    energies = [None if block_mj is None else load[name] * block_mj for name, block_mj in powers.items()]
+    energies = [None if (mj := processes[name].block_mj) is None else share * mj for name, share in load.items()]
     saved = min(first * (1 - sent) + last * (1 - got), transfers)  # a transfer takes time, however small
     return FormulaEstimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,

@@ -52,16 +52,14 @@ class Site:
 
     def check(self) -> None:
         """Raise :class:`UsageError` if requests at this rate take too long to simulate."""
-        if self.rate is None:
-            return
-        seconds = self.requests / max(self.rate, 1e-300)
+        seconds = 0.0 if self.rate is None else self.requests / max(self.rate, 1e-300)
         used = sum(map(bool, self.placement.values()))
         losses, most = sum(loss.per_second(used) for loss in self.churn) * seconds, MOST_LOSSES // used
         if seconds > MOST_S or losses > most:
             raise UsageError(
-                f"{self.requests:,} requests at {self.rate:g} per second take {seconds:.3g} s, with about {losses:.3g} "
-                f"losses of devices at a site; at most {MOST_S:g} s and {most:,} losses are simulated: raise "
-                "--rate, or give fewer requests"
+                f"{self.requests:,} requests at {self.rate or 0:g} per second take {seconds:.3g} s, with about "
+                f"{losses:.3g} losses of devices at a site; at most {MOST_S:g} s and {most:,} losses are simulated: "
+                "raise --rate, or give fewer requests"
             )
 
 

@@ -87,9 +87,8 @@ def run_sweep(
         return msgspec.structs.replace(document, cells=cells)
 
     for number in list(waits):
-        wait = waits.pop(number)  # outcomes that were counted are not kept
         on_step(number, len(prepared))
-        known[_key(wanted[number])] = summarize_simulation(wait(lambda _done: None), prepared[number][1])
+        known[_key(wanted[number])] = summarize_simulation(waits.pop(number)(lambda _done: None), prepared[number][1])
         if path is not None:
             write_output(path, msgspec.json.encode(found()).decode() + "\n")
     on_step(len(prepared), len(prepared))

@@ -240,8 +240,8 @@ def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
             if (found := one.latency_ms) is not None:
                 interval = f"95 % interval {show_ms(found.low)} to {show_ms(found.high)}"
                 unsure = "without enough outages to tell the p99 with them"
-                lost = f"with losses in {counted(found.runs, 'run')}"
-                said.append(f"p99 {show_ms(found.p99)}, {unsure if found.high is None else interval}, {lost}")
+                sure = f"{unsure if found.high is None else interval}, with losses in {counted(found.runs, 'run')}"
+                said.append(f"p99 {show_ms(found.p99)}, {sure}")
             continue
         share = one.whole if target.kind == "whole" else one.answered
         said.append(
