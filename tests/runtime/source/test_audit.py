@@ -1,7 +1,6 @@
 """Audits name the peer that returns wrong results, and none in an honest run."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -106,18 +105,17 @@ def test_a_source_without_audits_reports_none(audited, images):
 
 
 @pytest.fixture
-def slow_disk(tiny_bundle, tmp_path):
-    """A copy of the bundle, a function that makes reading its first block wait, and one that ends the wait."""
-    folder = tmp_path / "slow"
-    shutil.copytree(tiny_bundle, folder)
-    path = folder / Bundle.open(folder).part("block 0").file
-    raw = path.read_bytes()
+def slow_disk(tiny_bundle, monkeypatch):
+    """The bundle, a function that makes reading its parts wait, and one that ends the wait."""
+    may_read, read = threading.Event(), Bundle.read
 
-    def hold():
-        path.unlink()
-        os.mkfifo(path)
+    def read_later(bundle, part):
+        assert may_read.wait(60)
+        return read(bundle, part)
 
-    return folder, hold, lambda: path.write_bytes(raw)  # waits until an audit reads
+    may_read.set()
+    monkeypatch.setattr(Bundle, "read", read_later)
+    return tiny_bundle, may_read.clear, may_read.set
 
 
 def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, images, slow_disk, wait_until):
