@@ -190,10 +190,9 @@ class Fleet:
             self.problem.num_blocks
         )
         churn = read_losses(asked.churn)
-        outage_s = max((loss.down for loss in churn), default=0.0)
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
-        shared["execute"] = asked.execute or 0
-        settings = FleetSettings(**{**shared, "max_skips": skips}, outage_s=outage_s)
+        shared |= {"execute": asked.execute or 0, "max_skips": skips}
+        settings = FleetSettings(**shared, outage_s=max((loss.down for loss in churn), default=0.0))
         sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
         context = simulation_context(
             sites,

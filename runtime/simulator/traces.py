@@ -71,8 +71,9 @@ class Trace:
 
     def per_second(self, devices: int) -> float:
         """Return the mean number of losses per second at a site."""
-        losses = sum(state != "up" for one in self.devices for _, state in one)
-        return devices * losses / len(self.devices) / self.seconds
+        return (
+            devices * sum(state != "up" for one in self.devices for _, state in one) / len(self.devices) / self.seconds
+        )
 
     def timelines(self, devices: int, site: int, rng: random.Random) -> Iterator[Iterator[tuple[float, str]]]:
         """Yield the losses of each device of a site."""

@@ -84,8 +84,10 @@ def command(
     check_grid(grid, seeds, out)
     fleet = Fleet.open(bundle, (*profiles, *more), links=None if links is None else str(links), **given)
     is_one = not grid and fleet.asked.until is None and fleet.asked.devices <= fleet.asked.site_size
-    cores = 1 if is_one else jobs or len(os.sched_getaffinity(0))
-    with StepProgress("simulate") as progress, process_pool(cores) as pool:
+    with (
+        StepProgress("simulate") as progress,
+        process_pool(1 if is_one else jobs or len(os.sched_getaffinity(0))) as pool,
+    ):
         if grid:
             document = fleet.sweep(grid, seeds, out, pool, progress)
         else:
@@ -108,5 +110,4 @@ def command(
     if report is not None and not as_json:
         click.echo(f"written to {report}")
     summaries = [cell.summary for cell in document.cells] if grid else [summary]
-    answered, imperfect = (sum(one.answered for one in summaries), sum(one.degraded + one.failed for one in summaries))
-    return exit_code(answered, imperfect)
+    return exit_code(sum(one.answered for one in summaries), sum(one.degraded + one.failed for one in summaries))

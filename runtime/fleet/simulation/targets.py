@@ -223,8 +223,9 @@ def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
     if best is None:
         is_open = [one for one in found if one.verdict == "open"]
         if not is_open:
-            why = "" if found else ": by formula, all miss it by far, or answer fewer images a second than --rate"
-            return f"no fleet of up to {SITE_SIZE} devices reaches {asked}{why}"
+            return f"no fleet of up to {SITE_SIZE} devices reaches {asked}" + (
+                "" if found else ": by formula, all miss it by far, or answer fewer images a second than --rate"
+            )
         close = next((one for one in is_open if _may_reach(one, targets)), is_open[0])
         return f"whether {asked} is reached by {counted(close.devices, 'device')} is open: {_evidence(targets, close)}"
     held = counted(best.replicas, "copy", "copies")
