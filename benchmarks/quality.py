@@ -33,7 +33,7 @@ from benchmarks.policy_runs import Settings, open_runs, results_of, top1
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import OrderCosts, read_order_costs
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
+from ls_edge.data.datasets import ImageSet, image_warnings, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.routing.state.events import Complete
@@ -75,8 +75,7 @@ def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
     if costs is None:
         raise BenchmarkError(f"{trained} has no order_costs; export it again with --calibrate DATA")
     images = open_data(data, "eval")
-    warning = trained_on_warning(images, bundle.manifest.trained_on)
-    if warning:
+    for warning in image_warnings(images, bundle.manifest.trained_on):
         report_progress(f"  warning: {warning}")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
     if not images.classes:

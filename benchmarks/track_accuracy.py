@@ -20,7 +20,7 @@ from benchmarks.policy_runs import PEERS, cells, open_local_runs, parallel, resu
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
+from ls_edge.data.datasets import ImageSet, image_warnings, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
@@ -40,8 +40,7 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
     report_progress(f"  {path.name} on {data}")
     bundle = Bundle.open(path)
     images = open_data(data, "eval")
-    warning = trained_on_warning(images, bundle.manifest.trained_on)
-    if warning:
+    for warning in image_warnings(images, bundle.manifest.trained_on):
         report_progress(f"  warning: {warning}")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
     if not images.classes:
