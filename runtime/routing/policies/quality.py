@@ -40,7 +40,7 @@ class Quality(Policy):
             return None
         remaining = frozenset(permitted)
         slot, weight = itinerary.slot, itinerary.latency_weight
-        loss = {block: _regret(costs, block, permitted, slot) for block in permitted}
+        loss = {block: _estimate(costs, block, permitted, slot) for block in permitted}
         here = local.blocks & remaining
         seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6
         # Cost, rank among equals, block: the minimum is chosen.
@@ -64,14 +64,12 @@ class Quality(Policy):
         return None if best is None else best[3]
 
 
-def _regret(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
-    """Return the cost, in nats, of running ``block`` now rather than at a random later slot of its band.
+def _estimate(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
+    """Return the cost, in nats, of running ``block`` now and the others of its band afterwards, in trained order.
 
-    ``remaining`` are the blocks of the band. Every block has to run at some time, so only this difference matters.
+    ``remaining`` are the blocks of the band. In an unknown order of the others, each block that may run late at little
+    cost would seem worth delaying, and the trained order would not be chosen even where all blocks are reachable.
     """
-    row = costs.slot[block]
-    later = range(slot + 1, slot + len(remaining))
-    regret = row[slot] - (sum(row[s] for s in later) / len(later) if later else 0.0)
-    before = sum(costs.inverted[other][block] for other in remaining if other < block)
-    after = sum(costs.inverted[block][other] for other in remaining if other > block)
-    return regret + (before - after) / 2
+    others = sorted(other for other in remaining if other != block)
+    by_slot = sum(costs.slot[one][at] for at, one in enumerate((block, *others), slot))
+    return by_slot + sum(costs.inverted[other][block] for other in others if other < block)
