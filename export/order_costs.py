@@ -180,7 +180,8 @@ def coefficients(features: np.ndarray, values: np.ndarray, blocks: int) -> np.nd
     tables = blocks**2 * np.arange(1, 4)  # all but the slots: a block in another slot may have the same neighbors
     found = ridge(np.hstack([features, np.add.reduceat(features, tables, axis=1)]), values)
     means = np.repeat(found[-3:], np.diff([*tables, features.shape[1]]))
-    return found[:-3] + np.concatenate([np.zeros(blocks**2), means]) * features.any(axis=0)
+    shrunk: np.ndarray = found[:-3] + np.concatenate([np.zeros(blocks**2), means]) * features.any(axis=0)
+    return shrunk
 
 
 def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
