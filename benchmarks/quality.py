@@ -30,6 +30,7 @@ from rich.console import Console
 
 from benchmarks.common import BenchmarkError, local_cluster, new_table, report_progress
 from benchmarks.policy_runs import Settings, open_runs, results_of, top1
+from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import OrderCosts, read_order_costs
 from ls_edge.core.peers_file import PeersFile
@@ -116,7 +117,13 @@ def _reachable(
         for name, (policy, more) in POLICY_SETTINGS.items():
             report_progress(f"  {name}")
             orders, seconds = courses(
-                placement, costs, policy, more.get("latency_weight", 1.0), min(COURSES, len(arrays)), block_s
+                placement,
+                bundle.bands,
+                costs,
+                policy,
+                more.get("latency_weight", 1.0),
+                min(COURSES, len(arrays)),
+                block_s,
             )
             found[name] = {
                 "top1": accuracy(orders),
@@ -137,6 +144,7 @@ def _reachable(
 
 def courses(
     placement: dict[str, tuple[int, ...]],
+    bands: Bands,
     costs: OrderCosts,
     policy: str,
     latency_weight: float,
@@ -145,7 +153,13 @@ def courses(
 ) -> tuple[list[list[int]], list[float]]:
     """Simulate requests one after the other while links come and go; return their orders and times."""
     simulation = FaultySimulation(
-        placement, blocks=len(costs.skip), seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
+        placement,
+        blocks=len(costs.skip),
+        seed=1,
+        latency=HOP * block_s,
+        block_seconds=block_s,
+        bands=bands,
+        costs=costs,
     )
     simulation.run(1.0)
     rng = random.Random(2)

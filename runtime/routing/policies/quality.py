@@ -65,11 +65,17 @@ class Quality(Policy):
 
 
 def _estimate(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
-    """Return the cost, in nats, of running ``block`` now and the others of its band afterwards, in trained order.
+    """Return the cost, in nats, of running ``block`` now and the others of its band afterwards.
 
-    ``remaining`` are the blocks of the band. In an unknown order of the others, each block that may run late at little
-    cost would seem worth delaying, and the trained order would not be chosen even where all blocks are reachable.
+    ``remaining`` are the blocks of the band. How far the others will find their holders is unknown, so it is the mean
+    for the trained order and, compared with a random one, for a random order. With the latter alone, blocks that may
+    run late at little cost are delayed even where all are reachable (a ViT-S in a fixed order: top-1 0.89 instead of
+    0.92). With the trained order alone, links that come and go cost more (digits in a fixed order: 0.60, 0.68 by both).
     """
     others = sorted(other for other in remaining if other != block)
-    by_slot = sum(costs.slot[one][at] for at, one in enumerate((block, *others), slot))
-    return by_slot + sum(costs.inverted[other][block] for other in others if other < block)
+    before = sum(costs.inverted[other][block] for other in others if other < block)
+    after = sum(costs.inverted[block][other] for other in others if other > block)
+    in_trained_order = before + sum(costs.slot[one][at] for at, one in enumerate((block, *others), slot))
+    now, *later = costs.slot[block][slot : slot + 1 + len(others)]
+    at_random = now - sum(later) / max(1, len(later)) + (before - after) / 2
+    return (in_trained_order + at_random) / 2
