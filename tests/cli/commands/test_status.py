@@ -340,7 +340,7 @@ def test_top_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
                 one.send_signal(signal.SIGINT)
                 assert one.wait(10) == 130
             reader.join(10)
-            assert shows(r"\x1b\[\?1049l.*interrupted")  # the screen is as before
+            assert shows(r"(?s)\x1b\[\?1049l.*interrupted")  # the screen is as before
         assert err.read_text() == "ls-edge: interrupted\n"
 
 
