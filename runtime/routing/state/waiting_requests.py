@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter, deque
 from collections.abc import Callable
 
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
+
+_ACCOUNT = operator.attrgetter("account")
 
 
 class WaitingRequests:
@@ -83,14 +86,16 @@ class WaitingRequests:
 
     def _first(self, name: str, passed: set[int], most: int) -> list[HeldRequest]:
         """Return at most ``most`` requests that wait for the credit of a neighbor, without those that ``passed``."""
+        if most <= 0:
+            return []
         waiting = [request for number, request in self._for_credit.get(name, {}).items() if number not in passed]
-        if len({request.account for request in waiting}) > 1:
+        if len(set(map(_ACCOUNT, waiting))) > 1:
             ranks, counts = {}, Counter[str]()
             for request in waiting:
                 ranks[request.number] = counts[request.account]
                 counts[request.account] += 1
             waiting.sort(key=lambda one: (ranks[one.number], self._last_turn.get(one.account, 0)))
-        return waiting[: max(0, most)]
+        return waiting[:most]
 
     def _remove_from(self, name: str, request: HeldRequest) -> None:
         waiting = self._for_credit[name]
