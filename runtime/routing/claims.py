@@ -102,7 +102,7 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
     """Return why a returned itinerary cannot belong to the request, or an empty string.
 
     ``left_out`` are the blocks that the source has skipped, perhaps after it sent this copy. Admission has checked that
-    the itinerary has each block once, and that holders serve the blocks that they ran.
+    the itinerary has each block once, in an order that the bands allow.
     """
     if reported.track is not None:
         return "it returned a track of a wave, which belongs to a peer"
