@@ -92,7 +92,7 @@ def _fewest(
     problem = PlanningProblem((board,), BLOCKS, bands=model.bands, source=source)
     settings = FleetSettings(
         devices=BOARDS, requests=1, policy=model.policy, max_skips=0 if is_whole else model.skips,
-        budget_ms=BUDGET_MS, outage_s=DOWN_S,
+        budget_ms=BUDGET_MS, rate=1 / DOWN_S, outage_s=DOWN_S,
     )  # fmt: skip
     target = Target("whole" if is_whole else "answered", GOAL)
     for copies in range(1, BOARDS + 1):

@@ -38,6 +38,10 @@ REQUESTS = 250
 """Requests of a run; each round doubles the number of runs."""
 MOST_RUNS = 64
 """Maximum number of runs; a target that is still within the interval remains open."""
+_LOSSES_A_REQUEST = 2.0
+"""Most losses between two requests, times the devices that observe each: as expensive as the request, 0.2 ms each."""
+_SELDOM = 0.1
+"""Utilization up to which requests hardly wait for each other: by 6 % of their time, for one device."""
 _RULED_OUT = 4.0
 """Multiple of the allowed misses beyond which the formula rules a fleet out."""
 _KINDS = {"whole": "get a whole answer", "answered": "get an answer", "p99": ""}
@@ -149,16 +153,17 @@ def search_fleets(
         for replicas in range(1, size + 1):
             try:
                 own, placement, kinds = plan_site(problem, replicas, chosen, churn=churn, exactly=True)
+                asked = msgspec.structs.replace(settings, rate=_rate(own, placement, settings, churn))
             except UsageError as error:
                 refused = error
                 break
             is_planned = True
             fleet = _held(own, placement)
-            if fleet in tried or _is_ruled_out(own, placement, targets, settings, churn):
+            if fleet in tried or _is_ruled_out(own, placement, targets, asked, churn):
                 continue
             tried.append(fleet)
             on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
-            found.append(judge_fleet(own, placement, kinds, targets, settings, churn, executor))
+            found.append(judge_fleet(own, placement, kinds, targets, asked, churn, executor))
             if _may_reach(found[-1], targets):
                 break
         if sum(_may_reach(one, targets) for one in found) == SHOWN:
@@ -275,12 +280,11 @@ def judge_fleet(
     churn: Sequence[Churn],
     executor: Executor | None,
 ) -> FleetChoice:
-    """Simulate a fleet until the intervals lie on one side of the targets."""
+    """Simulate a fleet at the rate of ``settings`` until the intervals lie on one side of the targets."""
     used = {device.name: device for device in problem.devices if placement[device.name]}
     own = msgspec.structs.replace(settings, devices=len(problem.devices), replicas=problem.replicas)
-    rate = settings.rate or 1 / settings.outage_s  # more requests in an outage would share its fate
     at_once = requests_at_once(problem, placement)
-    site = Site(0, problem, dict(placement), kinds, REQUESTS, at_once, rate, own, churn)
+    site = Site(0, problem, dict(placement), kinds, REQUESTS, at_once, settings.rate, own, churn)
     lost = [one.down / (one.up + one.down) for one in churn for _ in used]
     observe = partial(_observe, settings=own, is_rare=any_of(lost) <= _RARE)
 
@@ -305,6 +309,25 @@ def judge_fleet(
         requests=sum(len(outcome.states) for outcome in outcomes),
         verdict=_verdict(targets, (whole, answered, latency)),
     )
+
+
+def _rate(problem: PlanningProblem, placement: Placement, settings: FleetSettings, churn: Sequence[Churn]) -> float:
+    """Return the images per second to simulate: those of ``settings``, or if these are rare about one in an outage.
+
+    More requests in an outage or a budget would share its fate, unless the losses in between take longer to simulate.
+    Raise :class:`UsageError` if devices are lost so often that more requests would have to wait for each other.
+    """
+    used = sum(map(bool, placement.values()))
+    losses = sum(one.per_second(used) for one in churn)
+    least = used * losses / _LOSSES_A_REQUEST
+    seldom = max(least, 1 / max(settings.outage_s, settings.budget_ms / 1e3))
+    rate = max(settings.rate or 0.0, min(seldom, _SELDOM * throughput_of(problem, placement)))
+    if rate < least:
+        raise UsageError(
+            f"--churn: a device is lost every {show_ms(1e3 / losses)} on average, too often to simulate; give longer "
+            "times"
+        )
+    return rate
 
 
 _Observed = tuple[ShareEstimate, ShareEstimate, Latency | None]

@@ -114,6 +114,22 @@ def test_a_target_that_no_simulation_can_confirm_stays_open_with_the_formula(sea
     assert answer.startswith(f"whether whole=0.999 is reached by {first.devices} devices is open: ")
 
 
+@pytest.mark.parametrize(("churn", "rate"), [(Churn(1.0, 1.0), None), (CHURN, 1e-6), (Churn(1.0, 0.01), None)])
+def test_a_simulated_request_costs_few_losses_and_seldom_waits_for_others(search, monkeypatch, churn, rate):
+    monkeypatch.setattr(targets, "MOST_RUNS", 1)
+    for one in search("0.9", churn=churn, rate=rate, outage_s=churn.down)[0]:
+        apart_s = 3600 * one.whole.hours / one.requests
+        assert apart_s * one.devices**2 / (churn.up + churn.down) < 1.3 * 2
+        assert one.throughput * apart_s > 10 / 1.3
+
+
+def test_devices_that_are_lost_too_often_are_refused(search, monkeypatch):
+    monkeypatch.setattr(targets, "SITE_SIZE", 1)
+    monkeypatch.setattr(targets, "MOST_RUNS", 1)
+    with pytest.raises(UsageError, match=r"lost every 2\.00 ms on average, too often to simulate; give longer times"):
+        search("0.9", churn=Churn(1e-3, 1e-3), outage_s=1e-3)
+
+
 def test_a_zone_holds_one_copy(search):
     """Two boards of a zone are lost together, so copies are in different zones, and a zone may have an idle board."""
     found, answer = search("0.96", churn=Churn(9.0, 1.0, zone=2))
