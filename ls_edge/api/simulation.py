@@ -93,6 +93,7 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     tokens_bytes: Annotated[
         Annotated[int, Meta(ge=1, le=10**9)] | None, flag("Size of its tokens on a link, with --blocks.")
     ] = None
+    seeds: Annotated[int, Meta(ge=1, le=1000), flag("Runs of each combination of --sweep, with different seeds.")] = 1
 
     def model(self, bundle: str | Path | None) -> Bundle | ModelSizes:
         """Open the bundle, or return the sizes of a model without one."""
@@ -250,7 +251,6 @@ class Fleet:
     def sweep(
         self,
         sweep: dict[str, list[str]],
-        seeds: int,
         out: Path | None,
         executor: Executor | None,
         on_progress: OnProgress,
@@ -261,7 +261,7 @@ class Fleet:
         prepared = [self.prepare(self.asked.with_values(values)) for values in combinations(sweep)]
         read = f"{self.problem} {self.costs} {read_losses(self.asked.churn)}"
         digest = hashlib.sha256(read.encode()).hexdigest()[:16]
-        document = SweepDocument(sweep, seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
+        document = SweepDocument(sweep, self.asked.seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
         if out is not None:
             document = continued(document, out)
         found = run_sweep(
@@ -295,7 +295,6 @@ def simulate(
     profiles: Sequence[str],
     *,
     sweep: Mapping[str, Sequence[Any]] | None = None,
-    seeds: int = 1,
     out: str | Path | None = None,
     executor: Executor | None = None,
     on_progress: OnProgress = ignore_progress,
@@ -307,10 +306,10 @@ def simulate(
     independent tasks of ``executor``, any of ``concurrent.futures``, such as ``client.get_executor()`` of Dask; without
     it, they run one after the other.
     """
-    check_grid(sweep, seeds, out)
+    check_grid(sweep, settings.get("seeds", 1), out)
     churn = settings.get("churn", ())
     fleet = Fleet.open(bundle, profiles, **{**settings, "churn": (churn,) if isinstance(churn, str) else churn})
     if sweep is None:
         return fleet.simulate(executor, on_progress)[0]
     texts = [f"{key.replace('_', '-')}={','.join(map(str, values))}" for key, values in sweep.items()]
-    return fleet.sweep(parse_sweep(texts, SWEPT), seeds, None if out is None else Path(out), executor, on_progress)
+    return fleet.sweep(parse_sweep(texts, SWEPT), None if out is None else Path(out), executor, on_progress)

@@ -110,6 +110,7 @@ def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
         ({"replica": 2}, "unknown key 'replica'; did you mean 'replicas'?"),
         ({"mbit": 0}, "mbit is 0; it has to be a number above 0"),
         ({"policy": "best"}, "unknown policy 'best'"),
+        ({"seeds": 0, "sweep": {"replicas": [1]}}, "seeds is 0; it has to be a whole number from 1 to 1000"),
         ({"until": 2.0}, "until is 2.0; it has to be a number above 0 below 1"),
         ({"execute": 99_999, "data": "digits"}, "--execute 99999 needs as many images, digits has "),
         ({"execute": 5}, "give both --execute N and --data DATA"),

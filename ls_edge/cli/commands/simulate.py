@@ -40,7 +40,6 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
     "Values of an option, such as replicas=1,2 or up=1m,1h; may be repeated for all combinations.",
     "KEY=A,B",
 )
-@options.count("--seeds", "Runs of each combination of --sweep, with different seeds.", most=1000, default=1)
 @options.output("--out", "JSON of --sweep to write, or to continue.")
 @options.names(
     "--churn",
@@ -64,7 +63,6 @@ def command(
     more: tuple[str, ...],
     links: Path | None,
     sweep: tuple[str, ...],
-    seeds: int,
     out: Path | None,
     jobs: int | None,
     report: Path | None,
@@ -81,7 +79,7 @@ def command(
     Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
     grid = parse_sweep(sweep, SWEPT)
-    check_grid(grid, seeds, out)
+    check_grid(grid, given["seeds"], out)
     fleet = Fleet.open(bundle, (*profiles, *more), links=None if links is None else str(links), **given)
     is_one = not grid and fleet.asked.until is None and fleet.asked.devices <= fleet.asked.site_size
     with (
@@ -89,7 +87,7 @@ def command(
         process_pool(1 if is_one else jobs or len(os.sched_getaffinity(0))) as pool,
     ):
         if grid:
-            document = fleet.sweep(grid, seeds, out, pool, progress)
+            document = fleet.sweep(grid, out, pool, progress)
         else:
             progress(0, fleet.asked.requests, "planning the sites")
             summary, outcomes = fleet.simulate(pool, progress)
