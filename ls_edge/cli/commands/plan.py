@@ -29,6 +29,7 @@ from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
 from ls_edge.runtime.fleet.simulation.site_pool import process_pool
 from ls_edge.runtime.fleet.simulation.targets import FleetSearch, Target, answer_text, search_fleets
 from ls_edge.runtime.simulator.churn import Churn, any_of, read_losses
+from ls_edge.runtime.source.settings import Settings as SourceSettings
 
 PORT = 5555
 _WITH_TARGET = ("rate", "budget_ms", "max_skips")
@@ -131,8 +132,8 @@ def command(
             raise UsageError("--target needs --churn up=1h,down=3m")
         given = read_inputs(profiles, **inputs, losses=chances, objective="survival")
         settings = FleetSettings(
-            devices=1, requests=1, max_skips=max_skips, budget_ms=budget_ms, rate=rate,
-            outage_s=max(loss.down for loss in losses),
+            devices=1, requests=1, max_skips=SourceSettings.of({"max_skips": max_skips}).skips_of(opened.num_blocks),
+            budget_ms=budget_ms, rate=rate, outage_s=max(loss.down for loss in losses),
         )  # fmt: skip
         _search(problem_of(opened, given), targets, settings, churn, losses, as_json=as_json)
         return

@@ -371,6 +371,7 @@ def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile)
         (("--target", "0.9", "--churn", "up=1h,down=3m", "--max-replicas", 2), "leave --max-replicas out"),
         (("--target", "0.9", "--churn", "up=1h,down=3m", "--zones", "x=a"), "leave --zones out"),
         (("--target", "0.9", "--churn", "up=1h,down=3m", "--loss-probability", "0.1"), "leave --loss-probability out"),
+        (("--target", "0.9", "--churn", "up=1h,down=3m", "--max-skips", 99), "max_skips 99 is larger than the"),
         (("--objective", "latency", "--rate", 3), "--rate is for --target; leave --rate out"),
         (("--objective", "latency", "--max-skips", 3), "--max-skips is for --target; leave --max-skips out"),
         (("--objective", "survival", "--churn", "up=9h,down=3m,of=source"), "zones and sources in --churn are for"),
