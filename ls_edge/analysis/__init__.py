@@ -38,6 +38,7 @@ from ls_edge.analysis.inside.saliency import SALIENCY, Saliency
 from ls_edge.analysis.kind import NO_RUN, InspectedKind, MeasuredKind
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.errors import UsageError, lacking, printable
+from ls_edge.core.logs import OnProgress, ignore_progress
 from ls_edge.evaluation.measure import LabeledImages, Measure, NotMeasurable, TokenModel, measure_orders
 
 if TYPE_CHECKING:
@@ -116,10 +117,12 @@ def analyze(
     *,
     inspected: Inspected | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
+    on_kind: OnProgress = ignore_progress,
 ) -> Analysis:
     """Measure the kinds of a plan; ``inspected`` is required for kinds that need a run.
 
-    See :func:`measure_orders` for the other arguments and errors.
+    ``on_kind`` is called before the result of a kind is computed from the images, which may take longer than the images
+    themselves. See :func:`measure_orders` for the other arguments and errors.
     """
     found: dict[str, Any] = dict.fromkeys(KINDS)
     reasons = {name: NOT_ASKED for name in KINDS if name not in plan.kinds}
@@ -135,8 +138,10 @@ def analyze(
     images = measure_orders(
         model, batches if inspected is None else _keep(batches, first), list(measures.values()), on_batch=on_batch
     )
-    for name in (name for name in plan.kinds if name not in reasons):
+    measured = [name for name in plan.kinds if name not in reasons]
+    for number, name in enumerate(measured):
         kind = KINDS[name]
+        on_kind(number, len(measured), name)
         try:
             if isinstance(kind, MeasuredKind):
                 found[name] = kind.result(measures[kind.measure]) or None

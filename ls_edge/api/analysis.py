@@ -66,6 +66,7 @@ def analyze(
             plan,
             inspected=_inspected(opened, plan, on_progress),
             on_batch=lambda done: on_progress(done, len(some), "images"),
+            on_kind=on_progress,
         )
         more = {
             "pairs": _with_order_costs(found, opened),

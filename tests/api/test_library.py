@@ -100,7 +100,11 @@ def test_results_print_like_the_commands_and_draw_themselves(tiny_bundle, comman
     drawn = result._repr_html_()
     assert drawn.startswith("<pre>")
     assert "<svg" in drawn
-    analysis = ls_edge.analyze(tiny_bundle, "digits", what=["importance"], **options)
+    steps.clear()
+    analysis = ls_edge.analyze(
+        tiny_bundle, "digits", what=["importance", "slots"], on_progress=lambda *step: steps.append(step), **options
+    )
+    assert steps[-3:] == [(20, 20, "images"), (0, 2, "importance"), (1, 2, "slots")]
     assert str(analysis).splitlines()[0].startswith(str(tiny_bundle))
     assert "<svg" in analysis._repr_html_()
 
