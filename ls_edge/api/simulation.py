@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, overload
 
@@ -110,7 +110,11 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
         return ModelSizes(self.blocks, self.tokens_bytes)
 
     def with_values(self, values: Mapping[str, str]) -> SimulationSettings:
-        """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the first churn."""
+        """Replace some settings, written as in ``--sweep``; ``up`` and ``down`` are times of the first churn.
+
+        Unless ``max_replicas`` is set, ``replicas`` also replaces it: if memory allows more, all combinations would
+        otherwise be the same.
+        """
         times = {key: values[key] for key in ("up", "down") if key in values}
         pieces = [piece for piece in "".join(self.churn[:1]).split(",") if piece]
         if times and not any(piece.strip().startswith(("up=", "down=")) for piece in pieces):
@@ -122,6 +126,7 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
         churn = ",".join([*(f"{key}={value}" for key, value in times.items()), *kept])
         others = {key.replace("-", "_"): value for key, value in values.items() if key not in times}
         given = {**msgspec.structs.asdict(self), "churn": [churn, *self.churn[1:]] if churn else [], **others}
+        given["max_replicas"] = self.max_replicas or values.get("replicas")
         try:
             return self.of(given, strict=False)
         except UsageError as error:
@@ -194,7 +199,8 @@ class Fleet:
         shared = {name: value for name, value in msgspec.structs.asdict(asked).items() if name in _SHARED}
         shared |= {"execute": asked.execute or 0, "max_skips": skips}
         settings = FleetSettings(**shared, outage_s=max((loss.down for loss in churn), default=0.0))
-        sites, assumed = sites_of(self.problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
+        problem = replace(self.problem, max_replicas=asked.max_replicas)
+        sites, assumed = sites_of(problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
         context = simulation_context(
             sites,
             bundle_id="" if self.bundle is None else self.bundle.manifest.bundle_id,

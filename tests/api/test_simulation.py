@@ -58,6 +58,9 @@ def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
     found = run()
     assert [cell.values for cell in found.cells][1] == {"replicas": "1", "up": "1h"}
     assert {cell.summary.requests for cell in found.cells} == {40}
+    holders = [sum(0 in parts for parts in cell.summary.placement.values()) for cell in found.cells]
+    assert holders == [1, 1, 2, 2]
+    assert run(max_replicas=2).cells[0].summary.placement == found.cells[2].summary.placement
     with ThreadPoolExecutor(2) as threads:
         assert run(threads) == found
     assert "replicas" in str(found)
