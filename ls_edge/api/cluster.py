@@ -18,8 +18,6 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, even_parts
 from ls_edge.runtime.source.source import Source
 
-START_S = 60.0
-"""Limit on the start of the peers, in seconds."""
 _PREFIX = "ls-edge-cluster-"
 _NOT_LOCKED_YET_S = 60.0
 """Age, in seconds, of a folder that its process has certainly locked."""
@@ -54,7 +52,7 @@ class Cluster:
         self._folder.enter_context(folder_lock(Path(folder)))
         try:
             self._local = LocalCluster(folder, self.bundle.folder, self.placement).__enter__()
-            self._local.wait_warm(timeout=START_S)
+            self._local.wait_warm()
         except BaseException:
             self.close()
             raise
@@ -81,7 +79,7 @@ class Cluster:
     def start(self, name: str) -> None:
         """Start a peer again, and wait until it is warm."""
         self._named(LocalCluster.start, name)
-        self._running.wait_warm(name, timeout=START_S)
+        self._running.wait_warm(name)
 
     def close(self) -> None:
         """Stop the peers; a second call does nothing."""

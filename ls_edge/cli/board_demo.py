@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard
 
 SOURCE = "laptop"
-START_S = 60.0
-"""Limit on the start of a peer on a busy machine, in seconds."""
 
 
 def board_demo(
@@ -55,7 +53,7 @@ def board_demo(
         shutil.rmtree(out / "boards")
     with BoardCluster(out / "boards", folder, _spread(boards, opened.num_blocks), boards, SOURCE) as cluster:
         keys = ["--secret-key", cluster.secret_key(SOURCE)]
-        cluster.wait_settled(timeout=START_S)
+        cluster.wait_settled()
         run_command(console, "push", "--bundle", folder, *keys, "--peers", cluster.path)
         run_command(console, "profile", folder, "--links", "--peers", cluster.path, "--out", links, *keys)
         words = ["plan", "--bundle", folder, "--profiles", *profiles, "--links", links, "--objective", "throughput"]
@@ -65,7 +63,7 @@ def board_demo(
         console.print(f"plan: {document.recommendation}, {document.reason}")
         console.print("restarting the boards with the peers.yaml of the plan")
         cluster.restart_with(planned)
-        cluster.wait_settled(timeout=START_S)
+        cluster.wait_settled()
         run_command(console, "push", "--bundle", folder, *keys, "--peers", planned)
         ends_on_boards = any("stem" in parts for parts in document.placement.values())
         model = [] if ends_on_boards else ["--bundle", folder]

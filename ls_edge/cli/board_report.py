@@ -36,8 +36,6 @@ LIMITS_S = {"build": 5400.0, "errors": 5400.0, "pairs": 5400.0}
 LIMIT_S = 900.0
 """Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
 
-_START_S = 60.0
-"""Seconds to wait until peers listen: a slow board takes several to import the modules."""
 _END_S = 20.0
 """Seconds for a peer to leave, more than it takes to drain and to free the memory of a GPU."""
 _PYTHON = (sys.executable, "-m")
@@ -166,7 +164,7 @@ def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | Non
     try:
         with cluster:
             with contextlib.suppress(LinkError):  # the log says why
-                cluster.wait_settled(timeout=_START_S)
+                cluster.wait_settled()
             report.run("push", *to, "--bundle", folder)
             report.run("status", *to)
             if data is not None:

@@ -27,6 +27,8 @@ from ls_edge.runtime.transport.keys import new_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+START_S = 60.0
+"""Seconds for peers to start: a slow board takes several to import the modules, two busy cores took 20."""
 _PORTS = range(10_000, 32_768)
 """Ports for peers: Linux dials from higher ports, so a link to a dead peer's port cannot take that port itself."""
 
@@ -163,14 +165,14 @@ class LocalCluster:
         """Return the log file of a peer."""
         return self.folder / f"{name}.log"
 
-    def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
+    def wait_warm(self, *names: str, timeout: float = START_S) -> None:
         """Wait until peers (by default all) have logged that they are warm.
 
         Raise :class:`LinkError` with the last line of the log if a peer ends or takes too long.
         """
         self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
 
-    def wait_settled(self, *names: str, timeout: float = 30.0) -> None:
+    def wait_settled(self, *names: str, timeout: float = START_S) -> None:
         """Wait until peers have logged that they are warm or waiting for a bundle."""
         self._wait_logged(names, (b" warm ", b'"warm"', b"waiting for a bundle"), "start", timeout)
 
@@ -182,7 +184,8 @@ class LocalCluster:
                 if self._logged(name, texts):
                     waiting.discard(name)
                 elif not self.alive(name) or time.monotonic() > end:
-                    raise LinkError(f"peer {name} did not {what}: {self.last_log_line(name)}")
+                    slow = f" in {timeout:g} s (is this machine busy?)" if self.alive(name) else ""
+                    raise LinkError(f"peer {name} did not {what}{slow}: {self.last_log_line(name)}")
             time.sleep(0.02)
 
     def last_log_line(self, name: str) -> str:

@@ -119,6 +119,14 @@ def test_the_error_has_the_log_of_a_peer_that_does_not_become_warm(tmp_path, tin
         local.close()
 
 
+def test_the_error_has_the_time_that_a_running_peer_had_to_become_warm(tmp_path, tiny_bundle):
+    with (
+        LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local,
+        pytest.raises(LinkError, match=r"peer a did not become warm in 0 s \(is this machine busy\?\): "),
+    ):
+        local.wait_warm("a", timeout=0)
+
+
 def test_waiting_for_a_peer_that_was_never_started_is_an_error(tmp_path, tiny_bundle):
     local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     with pytest.raises(LinkError, match="peer a did not become warm: its log is empty"):
