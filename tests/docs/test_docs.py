@@ -13,6 +13,7 @@ import pytest
 from ls_edge.analysis import KINDS
 from ls_edge.cli.main import cli
 from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.source.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "runtime/protocol/PROTOCOL.md")]
@@ -191,3 +192,9 @@ def test_the_groups_of_a_comparison_follow_one_another_on_slurm(tmp_path):
     assert "--dependency=afterok:7 --array=1-1" in second
     assert (tmp_path / "jobs-2.txt").read_text(encoding="utf-8").strip() == "row 0"
     assert second.endswith('"${SLURM_ARRAY_TASK_ID}p" jobs-2.txt)"')
+
+
+def test_every_setting_of_a_source_is_described():
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    section = text[text.index("## Settings") : text.index("## Peers\n")]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*Settings.__struct_fields__}
