@@ -56,7 +56,7 @@ def print_sweep(document: SweepDocument, console: Console) -> None:
         names = ", ".join(f"{key}={value}" for key, value in warned[0].values.items())
         console.print(
             f"warning: {counted(len(warned), 'row')} of {len(document.cells)} uncertain, such as {names}: "
-            f"{warned[0].summary.warnings[0]}",
+            f"{warned[0].summary.warnings[0]}; a sweep has no --until, so give it more --requests or --seeds",
             style="yellow",
         )
 

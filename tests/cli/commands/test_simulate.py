@@ -153,7 +153,7 @@ def test_a_sweep_is_a_table_and_a_file_that_continues(command, bundle, profile, 
     assert "1h         1" in printed
     assert printed.startswith("Most requests get a whole answer with up=1h, replicas=")
     assert "fewest with up=1s, replicas=" in printed
-    assert "uncertain" in printed
+    assert "a sweep has no --until, so give it more --requests or --seeds" in " ".join(printed.split())
     code, printed, errors = command("simulate", *flags, "--sweep", "replicas=1,2", "--out", out, "--json")
     found = json.loads(printed)
     assert found == json.loads(out.read_text(encoding="utf-8"))
