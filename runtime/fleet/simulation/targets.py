@@ -39,7 +39,8 @@ REQUESTS = 250
 MOST_RUNS = 64
 """Maximum number of runs; a target that is still within the interval remains open."""
 _LOSSES_A_REQUEST = 2.0
-"""Most losses between two requests, times the devices that observe each: as expensive as the request, 0.2 ms each."""
+"""Limit on the losses between two requests, times the devices that observe each: as expensive as the request, 0.2 ms
+each."""
 _SELDOM = 0.1
 """Utilization up to which requests hardly wait for each other: by 6 % of their time, for one device."""
 _RULED_OUT = 4.0
