@@ -87,6 +87,14 @@ def _prepare_and_run(folder: Path, test: Callable[[], Any]) -> Any:
 needs_own_network = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 
+class _Server(socketserver.ThreadingUDPServer):
+    """Server whose answers have a socket of their own, so that those still due when it closes go out."""
+
+    def get_request(self) -> tuple[tuple[bytes, socket.socket], tuple[str, int]]:
+        (query, ours), client = super().get_request()
+        return (query, ours.dup()), client
+
+
 class NameServer:
     """Name server on port 53 of the loopback; ``addresses`` may be changed at any time."""
 
@@ -96,7 +104,7 @@ class NameServer:
         self.delays: dict[str, float] = {}
         """Seconds until the answer, by name, unless the server is closed before."""
         self._closed = threading.Event()
-        self._server = socketserver.ThreadingUDPServer(("127.0.0.1", 53), self._answer)  # type: ignore[arg-type]
+        self._server = _Server(("127.0.0.1", 53), self._answer)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 
@@ -123,7 +131,8 @@ class NameServer:
         ]
         code = 0 if name in self.addresses else 3
         header = query[:2] + struct.pack(">HHHHH", 0x8180 | code, 1, len(records), 0, 0)
-        ours.sendto(header + query[12:end] + b"".join(records), client)
+        with ours:
+            ours.sendto(header + query[12:end] + b"".join(records), client)
 
 
 class FarSide:
