@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import csv
 import itertools
+import math
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -44,28 +45,28 @@ class Trace:
             lines = read_file(Path(path), MOST_BYTES).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--churn {path}: cannot be read ({error}); give a CSV of device,time,up|down") from None
-        found: dict[str, list[tuple[float, bool, str]]] = {}
+        found: dict[str, list[tuple[float, float, str]]] = {}
         for number, line in enumerate(lines, 1):
             is_header = not found and re.match(r"\W*device\W+time\b", line, re.IGNORECASE)
             if not line.strip() or line.startswith("#") or is_header:
                 continue
             try:
-                for device, time, begins, state in _events(line):
-                    if not device or not 0 <= time < 1e12:
-                        raise ValueError
-                    found.setdefault(device, []).append((time, begins, _STATES[state]))
+                device, start, end, state = _event(line)
+                if not device or not 0 <= start <= end or start >= 1e12:
+                    raise ValueError
+                found.setdefault(device, []).append((start, end, _STATES[state]))
             except (ValueError, LookupError, csv.Error):
                 raise UsageError(
                     f"--churn {path}:{number}: {line[:60]!r} is not device,time,state; times are seconds, states up, "
                     f"down or {', '.join(LOSSES)}, or give event_trace.tab of the Failure Trace Archive"
                 ) from None
-        times = [time for events in found.values() for time, *_ in events] or [0.0]
+        times = [time for events in found.values() for event in events for time in event[:2] if time < 1e12] or [0.0]
         begin, seconds = min(times), max(times) - min(times)
         if seconds < 1e-3:
             raise UsageError(
                 f"--churn {path} has no two times a millisecond apart; a trace needs a beginning and an end"
             )
-        devices = tuple(_changes(events, begin) for events in found.values())
+        devices = tuple(_changes(events, begin, seconds) for events in found.values())
         outages = [length for one in devices for length in _outages(one, seconds)]
         return cls(devices, seconds, sum(outages) / len(outages) if outages else 0.0)
 
@@ -95,37 +96,42 @@ class Trace:
             begin, offset = 0, offset + self.seconds
 
 
-def _events(line: str) -> list[tuple[str, float, bool, str]]:
-    """Return the events of a line: device, time, whether the state begins there for certain, and the state.
-
-    After the end of an event of the Failure Trace Archive, the device is in the other state, unless the next event
-    says otherwise.
-    """
+def _event(line: str) -> tuple[str, float, float, str]:
+    """Return the event of a line: device, start, end, and state; a state of a CSV has no end."""
     if "\t" in line:
-        fields = line.split("\t")
-        state = {"1": "up", "0": "down"}[fields[_EVENT].strip()]
-        after = "down" if state == "up" else "up"
-        return [(fields[_NAME], float(fields[_START]), True, state), (fields[_NAME], float(fields[_END]), False, after)]
+        fields = [part.strip() for part in line.split("\t")]
+        return fields[_NAME], float(fields[_START]), float(fields[_END]), {"1": "up", "0": "down"}[fields[_EVENT]]
     device, time, state = (part.strip() for part in next(csv.reader([line])))
-    return [(device, float(time), True, state.lower())]
+    return device, float(time), math.inf, state.lower()
 
 
-def _changes(events: Sequence[tuple[float, bool, str]], begin: float) -> tuple[tuple[float, str], ...]:
-    """Return the changes of a device since ``begin``; of several at the same time, the last line counts.
+def _changes(events: Sequence[tuple[float, float, str]], begin: float, seconds: float) -> tuple[tuple[float, str], ...]:
+    """Return the changes of a device in ``seconds`` since ``begin``; of several at the same time, the last line counts.
 
-    Before its first event, the device was in the other state.
+    Before its first event, and between the end of an event and the next one, the device is in the other state. Events
+    of the same state that overlap are one.
     """
-    last = {at - begin: state for at, _, state in sorted(events, key=lambda event: event[:2])}
-    first = "kill" if next(iter(last.values())) == "up" else "up"
-    states = {0.0: first} | last
+    ordered = sorted(events, key=lambda event: event[0])
+    found: dict[float, str] = {}
+    last, until = "", 0.0
+    for (start, end, state), (following, *_) in itertools.pairwise([*ordered, (math.inf, math.inf, "")]):
+        last, until = state, max(end, until) if state == last else end
+        found[start - begin] = state
+        if until < following:
+            found[until - begin] = _other(state)
+    states = {0.0: _other(next(iter(found.values())))} | found
     return tuple(
         (at, state)
         for (at, state), before in zip(states.items(), [None, *states.values()], strict=False)
-        if state != before
+        if state != before and at < seconds
     )
+
+
+def _other(state: str) -> str:
+    return "kill" if state == "up" else "up"
 
 
 def _outages(changes: Sequence[tuple[float, str]], seconds: float) -> Iterator[float]:
     for (at, state), (end, _) in itertools.pairwise([*changes, (seconds, "up")]):
-        if state not in ("up", "slow") and end > at:
+        if state not in ("up", "slow"):
             yield end - at

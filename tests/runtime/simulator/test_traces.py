@@ -56,8 +56,8 @@ def test_an_event_trace_of_the_failure_trace_archive_is_read(write):
         lines.append(f"1\t2\t3\t4\t{node}\t{available}\t{start}\t{end}\tNULL")
     trace = Trace.read(write("\n".join(lines), "event_trace.tab"))
     assert trace.devices == (
-        ((0.0, "up"), (30.0, "kill"), (40.0, "up"), (100.0, "kill")),
-        ((0.0, "kill"), (10.0, "up"), (100.0, "kill")),
+        ((0.0, "up"), (30.0, "kill"), (40.0, "up")),
+        ((0.0, "kill"), (10.0, "up")),
     )
     assert trace.down == 10.0, "the end of the trace is no loss"
 
@@ -66,7 +66,22 @@ def test_events_that_follow_each_other_may_have_the_same_state_in_any_order_of_l
     rows = [f"1\t2\t3\t4\tn1\t{up}\t{at}\t{at + 10}" for at, up in ((0, 1), (10, 0), (20, 0), (30, 1), (40, 1))]
     for lines in (rows, rows[::-1]):
         (changes,) = Trace.read(write("\n".join(lines), "event_trace.tab")).devices
-        assert changes == ((0.0, "up"), (10.0, "kill"), (30.0, "up"), (50.0, "kill"))
+        assert changes == ((0.0, "up"), (10.0, "kill"), (30.0, "up"))
+
+
+@pytest.mark.parametrize(
+    ("events", "changes"),
+    [
+        ([(0, 0, 60), (0, 30, 90), (1, 90, 100)], ((0.0, "kill"), (90.0, "up"))),
+        ([(1, 0, 60), (1, 10, 20), (0, 60, 80)], ((0.0, "up"), (60.0, "kill"), (80.0, "up"))),
+        ([(1, 0, 100), (0, 60, 80)], ((0.0, "up"), (60.0, "kill"), (80.0, "up"))),
+        ([(0, 0, 10), (0, 30, 40)], ((0.0, "kill"), (10.0, "up"), (30.0, "kill"), (40.0, "up"))),
+    ],
+    ids=["down", "up", "down while up", "apart"],
+)
+def test_events_of_the_same_state_that_overlap_are_one(write, events, changes):
+    lines = [f"1\t2\t3\t4\tn1\t{up}\t{start}\t{end}" for up, start, end in [*events, (1, 100, 100)]]
+    assert Trace.read(write("\n".join(lines), "event_trace.tab")).devices[0] == changes
 
 
 def test_of_several_lines_with_the_same_time_the_last_one_counts(write):
@@ -82,10 +97,12 @@ def test_only_a_header_is_left_out(write):
     ("text", "losses"),
     [
         ("a,0,up\na,100,up\n", 0),
+        ("a,0,up\na,90,down\na,95,up\na,100,down\n", 2),
+        ("1\t2\t3\t4\ta\t1\t0\t90\n1\t2\t3\t4\ta\t1\t95\t100\n", 2),
         ("a,0,up\na,90,down\na,95,up\na,100,up\n", 2),
         ("a,0,down\na,10,up\na,90,down\na,100,down\n", 3),
     ],
-    ids=["always up", "up at both ends", "down at both ends"],
+    ids=["always up", "down from the end on", "events up to the end", "up at both ends", "down at both ends"],
 )
 def test_the_beginning_after_the_end_is_no_loss(write, text, losses):
     sim = Simulation({"x": (0,)}, blocks=1)
@@ -132,6 +149,7 @@ def test_further_sites_begin_at_other_times_and_devices(write):
         ("a,1\n", ":1: 'a,1' is not"),
         ("a,soon,up\n", ":1: 'a,soon,up' is not"),
         ("a,nan,up\n", "is not device,time,state"),
+        ("1\t2\t3\t4\ta\t1\t600\t0\n", "is not device,time,state"),
         (",1,up\n", ":1: ',1,up' is not device,time,state"),
         ("a\tb\n", "is not device,time,state"),
         ("a,1,up\nb,1,down\n", "has no two times a millisecond apart"),
