@@ -18,7 +18,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.core.text import NOTHING, format_ranges, show, show_ms, show_nines, show_nines_range
+from ls_edge.core.text import NOTHING, format_ranges, show, show_ms, show_nines
 from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, open_console, print_table
@@ -36,6 +36,7 @@ _WITH_TARGET = ("rate", "budget_ms", "max_skips")
 _WITHOUT_TARGET = (
     "objective", "out", "peers", "overwrite", "replicas", "max_replicas", "loss_probability", "zones", "no_simulation",
 )  # fmt: skip
+_RESULTS = {"whole": ">whole answers", "answered": ">answered", "p99": ">p99"}
 _VERDICTS = {
     "single": "One device is best",
     "copies": "Independent copies of the whole model are best",
@@ -194,7 +195,7 @@ def _search(
             settings,
             losses,
             executor=pool,
-            on_step=lambda text: progress(0, 1, f"simulating {text}"),
+            on_step=progress,
         )
     answer = answer_text(targets, found)
     if as_json:
@@ -213,18 +214,16 @@ def _search(
         return
     console = open_console()
     console.print(f"{answer[0].upper()}{answer[1:]}.")
-    table = PlainTable.of(
-        ">devices", ">copies", "target", ">whole answers", "interval", ">formula", ">p99", ">images / s", ">watts"
-    )
+    kinds = list(dict.fromkeys(one.kind for one in targets))
+    results = (name for kind in kinds for name in (_RESULTS[kind], "interval"))
+    table = PlainTable.of(">devices", ">copies", "target", *results, ">formula", ">images / s", ">watts")
     for one in found:
         table.add_row(
             str(one.devices),
             str(one.replicas),
             one.verdict,
-            show_nines(one.whole.share),
-            show_nines_range(one.whole.low, one.whole.high),
+            *(text for kind in kinds for text in one.shown(kind)),
             show_nines(one.formula),
-            show_ms(None if one.latency_ms is None else one.latency_ms.p99),
             show(one.throughput),
             show(one.watts),
         )

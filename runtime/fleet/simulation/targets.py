@@ -21,7 +21,7 @@ import numpy as np
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ShownPart, shown_parts
-from ls_edge.core.text import counted, show_hours, show_ms, show_nines, show_nines_range
+from ls_edge.core.text import NOTHING, counted, show_hours, show_ms, show_nines, show_nines_range
 from ls_edge.evaluation.availability import Batches, ShareEstimate
 from ls_edge.evaluation.simulation_summary import FAILED, WHOLE, FleetSettings, SiteOutcome
 from ls_edge.runtime.fleet.planning.estimates import estimate, throughput_of
@@ -62,15 +62,15 @@ class Target(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Target:
         """Read ``0.999``, ``99.9%``, ``answered=0.999`` or ``p99=80ms``; raise :class:`UsageError` otherwise."""
-        kind, _, value = text.rpartition("=")
-        kind = kind or "whole"
+        kind, equals, value = text.rpartition("=")
+        kind = kind if equals else "whole"
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(%|ms|s|)", value)
         number = float(match[1]) * {"%": 0.01, "s": 1e3}.get(match[2], 1.0) if match else -1.0
         is_time = match is not None and match[2] in ("ms", "s")
         if kind not in _KINDS or is_time != (kind == "p99") or not 0 < number < (math.inf if is_time else 1):
             raise UsageError(
-                f"--target {text!r} cannot be read; write 0.999 or 99.9% for whole answers, answered=0.999 for answers "
-                "at all, or p99=80ms for the latency"
+                f"--target {text!r} cannot be read; write a share below 1, such as 0.999 or 99.9%, for whole answers, "
+                "answered=0.999 for answers at all, or p99=80ms for the latency"
             )
         return cls(kind, number)
 
@@ -115,6 +115,14 @@ class FleetChoice(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """``met``, ``missed`` or, if the interval contains a target, ``open``."""
 
+    def shown(self, kind: str) -> tuple[str, str]:
+        """Return the result for a kind of target and its interval as texts."""
+        if kind == "p99":
+            one = self.latency_ms
+            return (NOTHING,) * 2 if one is None else (show_ms(one.p99), f"{show_ms(one.low)} to {show_ms(one.high)}")
+        share = self.whole if kind == "whole" else self.answered
+        return show_nines(share.share), show_nines_range(share.low, share.high)
+
 
 class FleetSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Document of ``ls-edge plan --target --json``."""
@@ -137,7 +145,7 @@ def search_fleets(
     churn: Sequence[Churn],
     *,
     executor: Executor | None = None,
-    on_step: Callable[[str], None] = lambda _text: None,
+    on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> list[FleetChoice]:
     """Return the simulated fleets in the order of their cost; ``problem`` has a device for each profile.
 
@@ -163,7 +171,8 @@ def search_fleets(
             if fleet in tried or _is_ruled_out(own, placement, targets, asked, churn):
                 continue
             tried.append(fleet)
-            on_step(f"{counted(size, 'device')}, {counted(replicas, 'copy', 'copies')} of each block")
+            copies = counted(replicas, "copy", "copies")
+            on_step(size - 1, SITE_SIZE, f"simulating {counted(size, 'device')}, {copies} of each block")
             found.append(judge_fleet(own, placement, kinds, targets, asked, churn, executor))
             if _may_reach(found[-1], targets):
                 break
@@ -233,7 +242,8 @@ def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
                 "" if found else ": by formula, all miss it by far, or answer fewer images a second than --rate"
             )
         close = next((one for one in is_open if _may_reach(one, targets)), is_open[0])
-        return f"whether {asked} is reached by {counted(close.devices, 'device')} is open: {_evidence(targets, close)}"
+        devices = counted(close.devices, "device")
+        return f"whether {asked} can be reached by {devices} is open: {_evidence(targets, close)}"
     held = counted(best.replicas, "copy", "copies")
     where = f" in {counted(best.zones, 'zone')}" if best.zones else ""
     reach = f"reach{'es' if best.devices == 1 else ''} {asked}"
@@ -242,18 +252,14 @@ def answer_text(targets: Sequence[Target], found: Sequence[FleetChoice]) -> str:
 
 def _evidence(targets: Sequence[Target], one: FleetChoice) -> str:
     said: list[str] = []
-    for target in targets:
-        if target.kind == "p99":
-            if (found := one.latency_ms) is not None:
-                interval = f"95 % interval {show_ms(found.low)} to {show_ms(found.high)}"
-                unsure = "without enough outages to tell the p99 with them"
-                sure = f"{unsure if found.high is None else interval}, with losses in {counted(found.runs, 'run')}"
-                said.append(f"p99 {show_ms(found.p99)}, {sure}")
-            continue
-        share = one.whole if target.kind == "whole" else one.answered
-        said.append(
-            f"{show_nines(share.share)} {_KINDS[target.kind]}, 95 % interval {show_nines_range(share.low, share.high)}"
-        )
+    for kind in dict.fromkeys(target.kind for target in targets):
+        result, interval = one.shown(kind)
+        sure = f"95 % interval {interval}"
+        if kind != "p99":
+            said.append(f"{result} {_KINDS[kind]}, {sure}")
+        elif (found := one.latency_ms) is not None:
+            unsure = "without enough outages to tell the p99 with them"
+            said.append(f"p99 {result}, {sure if found.high else unsure}, with losses in {counted(found.runs, 'run')}")
     seen = f"{counted(one.whole.outages, 'outage')} in {show_hours(one.whole.hours)} simulated"
     return f"{'; '.join(said)} ({seen}; by formula {show_nines(one.formula)} whole)"
 

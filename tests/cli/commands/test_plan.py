@@ -1,6 +1,7 @@
 """``ls-edge plan``: from profiles of devices to a peers.yaml, with latencies that a simulation confirms."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -352,6 +353,23 @@ def test_a_target_names_the_smallest_fleet_that_reaches_it(command, bundle, prof
     met = next(one for one in found["fleets"] if one["verdict"] == "met")
     assert (met["devices"], met["watts"]) == (2, 10.0)
     assert found["churn"] == ["up=9s,down=1s"]
+    assert errors.startswith("plan: simulating 1 device, 1 copy of each block (0/16)\n")
+
+
+@pytest.mark.leaks_ok("multiprocessing keeps the process that cleans up after the others")
+def test_the_table_has_the_results_and_intervals_of_what_was_asked_for(command, bundle, profile):
+    flags = ("--bundle", bundle, "--profiles", profile("a", 1.0), "--churn", "up=9s,down=1s", "--budget-ms", 100)
+    wanted = ("--target", "answered=0.5", "--target", "p99=1s", "--target", "answered=0.4", "--rate", 5)
+    code, printed, errors = command("plan", *flags, *wanted)
+    assert code == 0, errors
+    sentence, heads, first, *_ = printed.splitlines()
+    assert sentence.startswith("1 device with 1 copy of each block reaches answered=0.5 and p99=1000ms and ")
+    assert re.split(r"\s{2,}", heads.strip())[:-2] == [
+        "devices", "copies", "target", "answered", "interval", "p99", "interval", "formula"
+    ]  # fmt: skip
+    _, _, _, share, interval, p99, range_ms, *_ = re.split(r"\s{2,}", first.strip())
+    assert sentence.count(f"{share} get an answer, 95 % interval {interval}") == 1
+    assert f"p99 {p99}, 95 % interval {range_ms}, with losses in" in sentence
 
 
 def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile):
@@ -376,7 +394,7 @@ def test_churn_is_the_loss_probability_of_every_device(command, bundle, profile)
         (("--objective", "latency", "--max-skips", 3), "--max-skips is for --target; leave --max-skips out"),
         (("--objective", "survival", "--churn", "up=9h,down=3m,of=source"), "zones and sources in --churn are for"),
         (("--objective", "survival", "--churn", "up=9h,down=1h", "--loss-probability", "0.2"), "leave one out"),
-        (("--target", "2", "--churn", "up=1h,down=3m"), "--target '2' cannot be read; write 0.999"),
+        (("--target", "2", "--churn", "up=1h,down=3m"), "--target '2' cannot be read; write a share below 1"),
     ],
 )
 def test_an_incomplete_question_is_one_line(command, bundle, profile, flags, message):

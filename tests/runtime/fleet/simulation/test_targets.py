@@ -100,6 +100,8 @@ def test_a_latency_without_outages_says_nothing_about_them(search, monkeypatch):
     assert [(one.devices, one.verdict, one.requests) for one in rare] == [(1, "met", REQUESTS)]
     latency = msgspec.structs.replace(rare[0].latency_ms, high=None)
     unsure = msgspec.structs.replace(rare[0], latency_ms=latency, verdict="open")
+    assert unsure.shown("p99")[1].endswith(" ms to \N{EN DASH}")
+    assert msgspec.structs.replace(rare[0], latency_ms=None).shown("p99") == ("\N{EN DASH}", "\N{EN DASH}")
     assert "without enough outages to tell the p99 with them" in answer_text([Target("p99", 25.0)], [unsure])
 
 
@@ -111,7 +113,7 @@ def test_a_target_that_no_simulation_can_confirm_stays_open_with_the_formula(sea
     assert (first.verdict, second.verdict, second.devices) == ("open", "open", first.devices + 1)
     assert first.formula >= 0.999
     assert all(one.formula < 0.999 for one in found[:-2])
-    assert answer.startswith(f"whether whole=0.999 is reached by {first.devices} devices is open: ")
+    assert answer.startswith(f"whether whole=0.999 can be reached by {first.devices} devices is open: ")
 
 
 @pytest.mark.parametrize(("churn", "rate"), [(Churn(1.0, 1.0), None), (CHURN, 1e-6), (Churn(1.0, 0.01), None)])
@@ -158,9 +160,13 @@ def test_targets_are_read(text, kind, value):
     assert (found.kind, found.value) == (kind, pytest.approx(value))
 
 
-@pytest.mark.parametrize("text", ["", "1", "0", "100%", "p99=5", "whole=5ms", "median=5ms", "-1", "nan", "99,9%"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "0", "100%", "p99=5", "whole=5ms", "median=5ms", "-1", "nan", "99,9%", "=0.9"]
+)
 def test_other_targets_are_refused(text):
-    with pytest.raises(UsageError, match=r"cannot be read; write 0\.999 or 99\.9% for whole answers"):
+    with pytest.raises(
+        UsageError, match=r"cannot be read; write a share below 1, such as 0\.999 or 99\.9%, for whole answers"
+    ):
         Target.parse(text)
 
 
