@@ -133,11 +133,13 @@ def _chart(rows: list[dict[str, Any]]) -> Any:
     order = [f"{availability:.1%}" for availability in AVAILABILITIES]
     return (
         chart_of(data)
-        .mark_line(point=True)
+        .mark_bar()
         .encode(
             x=alt.X("x:N", sort=order, title="availability of a board", axis=alt.Axis(labelAngle=0)),
+            xOffset=alt.XOffset("what:N", sort=names),
             y=alt.Y(
                 "copies:Q",
+                stack=False,  # cases of the same name have the same copies
                 title="copies of each block",
                 scale=alt.Scale(domain=[0, BOARDS]),
                 axis=alt.Axis(tickCount=8),
@@ -151,7 +153,7 @@ def _chart(rows: list[dict[str, Any]]) -> Any:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """Return the line of a case; several have the same copies."""
+    """Return the bars of a case; several have the same copies."""
     if row["model"] == "shared" or row["model"] == MODELS[-1].name:
         return f"{row['model']}: whole answers"
     return "other models: whole answers" if row["answers"] == "whole" else f"{row['model']}: {row['answers']}"

@@ -3,13 +3,16 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import copies
 from ls_edge.cli.main import main
+from ls_edge.report.charts import svg_of
 from tests.faults.namespaces import reason_to_skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,3 +319,14 @@ def test_fleet_compares_plans_policies_and_pushes_with_real_peers(folder):
     assert (push["failed"], push["degraded"]) == (0, 0)
     assert min(push["requests"].values()) > 0
     assert all(map(is_ratio, push["with_over_without"].values()))
+
+
+@pytest.mark.leaks_ok("vl-convert keeps the runtime that draws the first figure of a process")
+def test_models_that_need_the_same_copies_are_drawn_next_to_each_other():
+    answers = {"availability": 0.9, "answers": "95 % of the accuracy", "copies": 3}
+    drawn = svg_of(copies._chart([{**answers, "model": model} for model in ("any order", "in bands")]))
+    places = re.findall(r' what: (any order|in bands)[^"]*"[^>]*? (?:transform|d)="([^"]+)"', drawn)
+    first, second = ({place for name, place in places if name == one} for one in ("any order", "in bands"))
+    assert first
+    assert second
+    assert first.isdisjoint(second)
