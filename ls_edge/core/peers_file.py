@@ -364,6 +364,12 @@ def _host(address: str) -> str:
     return match[1] if match else ""
 
 
+def is_host(host: str) -> bool:
+    """Return whether an address may name a host, which is in brackets if it is an IPv6 address."""
+    known = _host(f"tcp://{host}:1") == host and host not in _ANY
+    return known and (not host.startswith("[") or is_ipv6(host.strip("[]")))
+
+
 def is_ipv6(host: str) -> bool:
     """Return whether a host is an IPv6 address, without brackets."""
     return isinstance(ip_of(host), ipaddress.IPv6Address)

@@ -17,7 +17,7 @@ from ls_edge.cli.peers_text import with_entry, without_entry, write_checked
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import ip_of, is_loopback, is_name, load_peers, place_of_key
+from ls_edge.core.peers_file import ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
 from ls_edge.runtime.transport.keys import KeyPair, new_keys
 
@@ -151,7 +151,7 @@ def _new_keys(name: str, out: Path) -> tuple[KeyPair, Path, Path]:
 def _entry(name: str, host: str, port: int, blocks: str, key: str) -> str:
     """Return an entry of peers.yaml."""
     address = f"tcp://{host}:{port}"
-    bind = address if is_loopback(address) else f"tcp://0.0.0.0:{port}"
+    bind = address if is_loopback(address) else f"tcp://{'[::]' if host.startswith('[') else '0.0.0.0'}:{port}"
     return f'{{name: {name}, address: "{address}", bind: "{bind}", blocks: "{blocks}",\n     public_key: "{key}"}}'
 
 
@@ -172,11 +172,12 @@ def _named(hosts: Sequence[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for number, text in enumerate(hosts):
         name, equals, host = text.rpartition("=")
+        host = f"[{host}]" if is_ipv6(host) else host
         if not equals:
-            name = f"peer-{number}" if ip_of(host) is not None else host.split(".")[0]
-        if not is_name(name) or not host:
-            raise UsageError(f"{text!r} is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11")
+            name = f"peer-{number}" if ip_of(host.strip("[]")) is not None else host.split(".")[0]
+        if not is_name(name) or not is_host(host):
+            raise UsageError(f"{text!r} is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11, without a port")
         if name in dict(found):
             raise UsageError(f"two boards are called {name!r}; name them, for example {name}-b={host}")
-        found.append((name, f"[{host}]" if ":" in host else host))
+        found.append((name, host))
     return found

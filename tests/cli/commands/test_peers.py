@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built w
 
 def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     out = tmp_path / "fleet"
-    hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local"]
+    hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local", "c=fd00::11", "[fd00::12]"]
     code, printed, _ = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
     assert code == 0
     file = load_peers(out / "peers.yaml")
@@ -25,6 +25,8 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
         ("peer-0", "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555", (0, 1, 2, 3)),
         ("b", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5556", (0, 1, 2, 3)),
         ("orin-2", "tcp://orin-2.local:5555", "tcp://0.0.0.0:5555", (0, 1, 2, 3)),
+        ("c", "tcp://[fd00::11]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
+        ("peer-4", "tcp://[fd00::12]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
     ]
     assert file.source_with_key(load_secret(out / "laptop.key_secret").public).may_push
     for entry in file.peers:
@@ -32,7 +34,7 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
         assert (out / f"{entry.name}.key_secret").stat().st_mode & 0o777 == 0o600
     assert (out / ".gitignore").read_text() == "*.key_secret\n"
     starts = [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("ls-edge peer ")]
-    assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "b", "orin-2"]
+    assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "b", "orin-2", "c", "peer-4"]
     copies = [line for line in printed.splitlines() if line.startswith("scp ")]
     assert copies[2] == f"scp {out}/peers.yaml {out}/orin-2.key_secret orin-2.local:"
     peer = Peer.open(out / "peers.yaml", "b", store=tmp_path / "store", secret_key=out / "b.key_secret")
@@ -44,7 +46,11 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     ("hosts", "message"),
     [
         (["a", "a"], "two boards are called 'a'; name them, for example a-b=a"),
-        (["a b"], "'a b' is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11"),
+        (["a b"], "'a b' is not a host; write orin-0, 10.0.0.11 or orin-0=10.0.0.11, without a port"),
+        (["a=10.0.0.11:5556"], "'a=10.0.0.11:5556' is not a host"),
+        (["a=0.0.0.0"], "'a=0.0.0.0' is not a host"),
+        (["a=b c"], "'a=b c' is not a host"),
+        (["a=[b]"], "'a=[b]' is not a host"),
         (["laptop"], "'laptop' is the source and a board"),
     ],
 )
