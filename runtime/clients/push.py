@@ -158,7 +158,7 @@ class Pusher(Sender):
         alone = self._plan.outages.get(target.peer.name)
         if alone and target.state == StoreState.READY:
             self._warn(
-                f"only {target.peer.name} holds {name_blocks(alone)}: while it switches, requests wait or skip blocks"
+                f"while {target.peer.name} switches, no peer serves {name_blocks(alone)}: requests wait or skip blocks"
             )
         target.moved_at = time.monotonic()
         while target.state != StoreState.ACTIVE and target.peer.name in self._targets:

@@ -187,6 +187,15 @@ def test_a_source_without_the_right_to_push_changes_nothing(fleet, tiny_bundle):
     assert record(peers, "a")["file"]["version"] == 1
 
 
+def test_the_warning_of_an_outage_names_the_blocks_that_no_peer_serves(fleet, other_bundle):
+    peers, warned = fleet({"a": "0-2", "b": "3-5"}), []
+    apply(peers, peers.file, other_bundle, on_warning=warned.append)
+    assert warned == [
+        f"while {name} switches, no peer serves blocks {blocks}: requests wait or skip blocks"
+        for name, blocks in (("a", "0-2"), ("b", "0-5"))
+    ]
+
+
 def test_settings_that_do_not_work_are_undone_with_the_file(fleet, wait_until):
     peers = fleet({"a": "0-5"})
     new = edited(peers, lambda named, _: named["a"].update(address=f"tcp://127.0.0.1:{free_ports(1)[0]}"))
