@@ -151,7 +151,8 @@ def _new_keys(name: str, out: Path) -> tuple[KeyPair, Path, Path]:
 def _entry(name: str, host: str, port: int, blocks: str, key: str) -> str:
     """Return an entry of peers.yaml."""
     address = f"tcp://{host}:{port}"
-    bind = address if is_loopback(address) else f"tcp://{'[::]' if host.startswith('[') else '0.0.0.0'}:{port}"
+    everywhere = f"tcp://[::]:{port}" if host.startswith("[") else f"tcp://0.0.0.0:{port}"
+    bind = address if is_loopback(address) else everywhere
     return f'{{name: {name}, address: "{address}", bind: "{bind}", blocks: "{blocks}",\n     public_key: "{key}"}}'
 
 
