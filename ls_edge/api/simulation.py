@@ -216,11 +216,14 @@ class Fleet:
         if (self.asked.execute is None) != (self.asked.data is None):
             raise UsageError("orders run on labeled images: give both --execute N and --data DATA")
         images = None if self.asked.data is None else open_data(self.asked.data, "eval")
-        if images is not None and len(images) < (self.asked.execute or 0):
-            raise UsageError(
-                f"--execute {self.asked.execute} needs as many images, {self.asked.data} has {len(images)}; give more "
-                "images, or a smaller number"
-            )
+        if images is not None and self.bundle is not None:
+            if len(images) < (self.asked.execute or 0):
+                raise UsageError(
+                    f"--execute {self.asked.execute} needs as many images, {self.asked.data} has {len(images)}; give "
+                    "more images, or a smaller number"
+                )
+            about = self.bundle.manifest
+            images = images_for(images, about.trained_on, about.classes, self.asked.execute, warn_in_python)
         sites, context = self.prepare(self.asked)
         if self.asked.until is not None and not any(loss.per_second(1) for loss in sites[0].churn):
             raise UsageError(
@@ -240,10 +243,8 @@ class Fleet:
         if not wanted:
             return {}
         assert self.bundle is not None
-        about = self.bundle.manifest
-        some = images_for(images, about.trained_on, about.classes, len(wanted), warn_in_python)
         with Pipeline.open(self.bundle, threads=1) as pipeline:
-            batches = iterate_batches(some, Preprocessor(about.image), 1)
+            batches = iterate_batches(images, Preprocessor(self.bundle.manifest.image), 1)
             hits = [
                 bool(pipeline.forward(pixels, order).argmax() == labels[0])
                 for (pixels, labels), order in zip(batches, wanted, strict=False)

@@ -100,7 +100,7 @@ def print_simulation(summary: SimulationSummary, console: Console) -> None:
         total = sum(summary.link_bytes.values())
         rows["busiest link"] = f"{link}: {show(carried / 1e6, ' MB')} of {show(total / 1e6, ' MB')} at a site"
     print_table(PlainTable.of_facts(rows.items()), console)
-    console.print(f"{show_hours(summary.seconds / 3600)} of simulated time")
+    console.print(f"simulated time: {show_hours(summary.seconds / 3600)} in the longest run of a site")
     for line in summary.assumptions:
         console.print(f"assumed: {line}")
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
+from PIL import Image
 
 import ls_edge
 from ls_edge.core.bundle import Bundle
@@ -86,6 +87,16 @@ def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch
     assert len(set(ran)) > 6, "random orders"
     assert (found.answered, found.latency_ms) == (usual.answered, usual.latency_ms), "sampling changes no course"
     assert "of 12 orders that ran" in str(found)
+
+
+def test_images_without_the_classes_of_the_model_are_refused_before_the_simulation(tiny_bundle, profile, tmp_path):
+    (tmp_path / "other").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "other" / "a.png")
+    steps = []
+    asked = {"execute": 1, "data": str(tmp_path), "on_progress": lambda *step: steps.append(step)}
+    with pytest.raises(ls_edge.LsEdgeError, match="the model has no class 'other'"):
+        ls_edge.simulate(tiny_bundle, [profile], devices=2, requests=5, **asked)
+    assert not steps
 
 
 @pytest.mark.slow

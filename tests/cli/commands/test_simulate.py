@@ -133,6 +133,7 @@ def test_the_first_sentence_is_the_answer_and_more_is_simulated_until_it_is_cert
     first, second = printed.replace("\n", " ").split(".  ", 1)[0], printed
     assert "of the requests get a whole answer (95 % interval" in first
     assert "the answer is uncertain; about" in second.replace("\n", " ")
+    assert "simulated time: 14.0 s in the longest run of a site" in printed
     code, printed, errors = command("simulate", *flags, "--until", "40%", "--json")
     found = json.loads(printed)
     assert found["requests"] > 120
