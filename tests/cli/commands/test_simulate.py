@@ -85,11 +85,27 @@ def test_losses_change_the_exit_code_and_are_reported(command, bundle, profile, 
     assert "A simulated fleet" in page
     assert f"of {found['requests']}, " in page
     assert page.count('type="application/json"') == 2
+    assert "there is no accuracy" in page
     document.write_text(printed, encoding="utf-8")
     code, printed, errors = command("report", document, "--json")
     assert code == 0, errors
     (row,) = json.loads(printed)["rows"]
     assert (row["kind"], row["throughput"]) == ("simulate", found["throughput"])
+
+
+@pytest.mark.leaks_ok("vl-convert keeps its threads")
+def test_the_page_has_the_warnings_and_the_accuracy_of_orders_that_ran(command, bundle, profile, tmp_path):
+    pytest.importorskip("altair")
+    flags = ("--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 20, "--rate", 30, "--jobs", 1)
+    asked = ("--churn", "up=1h,down=1m", "--execute", 3, "--data", "digits", "--report", tmp_path / "fleet.html")
+    code, printed, errors = command("simulate", *flags, *asked, "--json")
+    assert code in (0, 3), errors
+    found = json.loads(printed)
+    page = (tmp_path / "fleet.html").read_text(encoding="utf-8")
+    assert f"Warning: {found['warnings'][0]}" in page
+    assert "there is no accuracy" not in page
+    assert "of 3 orders that ran" in page
+    assert f'<dt>Accuracy</dt><dd class="big">{100 * found["top1"]:.1f}<small>%</small>' in page
 
 
 def test_links_codec_and_batches_change_the_latency(command, bundle, profile):
