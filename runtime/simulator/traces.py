@@ -24,6 +24,8 @@ LOSSES = ("kill", "stop", "hang", "drain", "slow")
 leaves cleanly, and an engine that takes longer."""
 MOST_BYTES = 200_000_000
 _STATES = {"up": "up", "down": "kill", **{kind: kind for kind in LOSSES}}
+_OTHER = {"up": "kill", **dict.fromkeys(LOSSES, "up")}
+"""State before and after an event of each state."""
 _NAME, _EVENT, _START, _END = 4, 5, 6, 7
 """Columns of ``event_trace.tab``: name of the node, 1 if it was available, and the times of the event."""
 
@@ -67,7 +69,12 @@ class Trace:
                 f"--churn {path} has no two times a millisecond apart; a trace needs a beginning and an end"
             )
         devices = tuple(_changes(events, begin, seconds) for events in found.values())
-        outages = [length for one in devices for length in _outages(one, seconds)]
+        outages = [
+            end - at
+            for changes in devices
+            for (at, state), (end, _) in itertools.pairwise([*changes, (seconds, "up")])
+            if state not in ("up", "slow")
+        ]
         return cls(devices, seconds, sum(outages) / len(outages) if outages else 0.0)
 
     def per_second(self, devices: int) -> float:
@@ -118,20 +125,10 @@ def _changes(events: Sequence[tuple[float, float, str]], begin: float, seconds: 
         last, until = state, max(end, until) if state == last else end
         found[start - begin] = state
         if until < following:
-            found[until - begin] = _other(state)
-    states = {0.0: _other(next(iter(found.values())))} | found
+            found[until - begin] = _OTHER[state]
+    states = {0.0: _OTHER[next(iter(found.values()))]} | found
     return tuple(
         (at, state)
         for (at, state), before in zip(states.items(), [None, *states.values()], strict=False)
         if state != before and at < seconds
     )
-
-
-def _other(state: str) -> str:
-    return "kill" if state == "up" else "up"
-
-
-def _outages(changes: Sequence[tuple[float, str]], seconds: float) -> Iterator[float]:
-    for (at, state), (end, _) in itertools.pairwise([*changes, (seconds, "up")]):
-        if state not in ("up", "slow"):
-            yield end - at

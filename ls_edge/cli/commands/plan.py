@@ -136,7 +136,7 @@ def command(
             devices=1, requests=1, max_skips=SourceSettings.of({"max_skips": max_skips}).skips_of(opened.num_blocks),
             budget_ms=budget_ms, rate=rate, outage_s=max(loss.down for loss in losses),
         )  # fmt: skip
-        _search(problem_of(opened, given), targets, settings, churn, losses, as_json=as_json)
+        _search(*problem_of(opened, given), targets, settings, churn, losses, as_json=as_json)
         return
     if any(loss.zone > 1 or loss.is_source for loss in losses):
         raise UsageError(
@@ -179,7 +179,8 @@ def command(
 
 
 def _search(
-    planned: tuple[PlanningProblem, list[str]],
+    problem: PlanningProblem,
+    assumptions: list[str],
     targets: Sequence[Target],
     settings: FleetSettings,
     churn: Sequence[str],
@@ -187,7 +188,6 @@ def _search(
     *,
     as_json: bool,
 ) -> None:
-    problem, assumptions = planned
     with StepProgress("plan") as progress, process_pool(len(os.sched_getaffinity(0))) as pool:
         found = search_fleets(
             problem,
