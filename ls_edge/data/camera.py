@@ -45,6 +45,8 @@ def frames(given: str) -> Generator[np.ndarray, None, None]:
     Raise :class:`DataError` if it cannot be opened, and at the end of a live source.
     """
     if not is_live(given):
+        if not Path(given).exists():
+            raise DataError(f"{given}: no such file; check the path")
         yield from VideoFile(given)
         return
     with contextlib.closing(LiveFrames(given)) as live:

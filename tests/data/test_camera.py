@@ -43,6 +43,11 @@ def test_a_video_yields_every_frame_in_rgb(clip):
     assert found[-1][:, :, 0].mean() < 5
 
 
+def test_a_missing_video_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"clip\.mp4: no such file; check the path"):
+        next(frames(str(tmp_path / "clip.mp4")))
+
+
 def test_frames_of_a_video_may_be_read_in_any_order(clip):
     video = VideoFile(clip)
     assert video.count == 12
