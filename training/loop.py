@@ -25,6 +25,7 @@ from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, ModelError, RunError, TrainingStopped, UsageError
 from ls_edge.core.files import folder_lock, is_hub, local_folder, pin_to_commit
 from ls_edge.core.logs import OnWarning
+from ls_edge.core.text import counted
 from ls_edge.data.datasets import describe, image_warnings, open_data
 from ls_edge.device.requirements import compiler_problem
 from ls_edge.training.class_order import check_class_order, in_class_order, is_foreign
@@ -414,7 +415,7 @@ class _Training:
         return (
             f"the best checkpoint is no better than guessing (validation cross-entropy {loss:.3g}, guessing has "
             f"{-math.log(chance):.3g}; top-1 {top1:.3f}): training diverged or was too short, with --lr "
-            f"{self.config.optim.lr:g} and {self.config.epochs} epochs"
+            f"{self.config.optim.lr:g} and {counted(self.config.epochs, 'epoch')}"
         )
 
     def _update_record(self, remark: str) -> None:

@@ -276,6 +276,7 @@ def test_a_run_at_chance_level_is_marked(tmp_path):
     assert run.record.best_epoch == 1
     assert "no better than guessing (validation cross-entropy" in run.record.remark
     assert "guessing has 2.3; top-1" in run.record.remark
+    assert run.record.remark.endswith("with --lr 0.5 and 1 epoch")
     assert any(run.record.remark in text for text in reporter.warnings)
     good = Silent()
     train(settings(epochs=3, lr=3e-3), tmp_path / "good", reporter=good)

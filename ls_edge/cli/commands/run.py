@@ -260,7 +260,7 @@ def _remarks(measured: DatasetRun, summary: RunSummary) -> Iterator[str]:
     """Yield warnings about images and answers."""
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
-        yield f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}"
+        yield f"{counted(len(measured.skipped_images), 'image')} could not be used, the first is {name}: {why}"
     if summary.distrust:
         yield summary.distrust
     if summary.audit is not None and summary.audit.warning:
