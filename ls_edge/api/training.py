@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ls_edge.core.errors import RunError, UsageError
 from ls_edge.core.files import is_hub
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
@@ -97,12 +99,22 @@ def train_run(
 
 
 def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
-    """Describe the first of the settings ``named`` that differs in the run; empty if none does."""
+    """Describe the first of the settings ``named`` that differs in the run; empty if none does.
+
+    A run has values for the settings that were left open, and all settings of its method.
+    """
+    from ls_edge.training.methods.registry import make_method
+
     own = _own_settings(out)
     for name in sorted(named - {"data.workers"}):
-        value, was = asked, own
+        value: Any = asked
+        was: Any = own
         for step in name.split("."):
             value, was = getattr(value, step), getattr(was, step)
+        if value in (None, "auto"):
+            continue
+        if name == "method_args":
+            value = msgspec.to_builtins(make_method(str(own.method), value).settings)
         if value != was and not (is_hub(str(value)) and str(was).startswith(f"{value}@")):  # pinned in the run
             return f"{name} is {was!r}, not {value!r}"
     return ""

@@ -34,6 +34,35 @@ def test_each_seed_is_a_run(folder, capsys):
     assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--method", "position", "--set", "method_args.width=8"],
+        ["--method", "shared", "--init", "sequential", "--set", "method_args={adapter_rank: 2, exits: 0}"],
+        ["--bands", "0/1-3", "--set", "optim.average=auto", "--set", "optim.lr=null"],
+        ["--depth", 3, "--set", "data.exif_orientation=null", "--set", "method=null", "--set", "bands=null"],
+    ],
+)
+def test_the_command_that_started_a_run_resumes_it(folder, tmp_path, capsys, monkeypatch, flags):
+    """A run has more settings than were named, because those left open are filled in."""
+    monkeypatch.chdir(folder)
+    command = ["train", "--data", "digits", "--out", tmp_path / "run", "--epochs", 0, *flags]
+    if "--init" not in flags:
+        command += ["--config", "train.yaml"]
+    assert call(*command) == 0
+    capsys.readouterr()
+    code = call(*command, "--resume")
+    assert (code, capsys.readouterr().err.count("is finished: nothing to resume")) == (0, 1)
+
+
+def test_a_run_is_not_resumed_with_another_setting_of_its_method(tmp_path, capsys):
+    command = ["train", "--data", "digits", "--out", tmp_path / "run", "--epochs", 0, "--method", "layerdrop"]
+    assert call(*command, "--set", "method_args.p=0.4") == 0
+    capsys.readouterr()
+    assert call(*command, "--set", "method_args.p=0.3", "--resume") == 2
+    assert "where method_args is {'p': 0.4}, not {'p': 0.3}; leave it out" in capsys.readouterr().err
+
+
 def test_a_folder_of_runs_is_evaluated_as_one(folder, capsys):
     documents = []
     for what in ("predict", "predict/seed-3", "predict/seed-4"):
