@@ -12,6 +12,7 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,8 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
+    # Ignored in the background of a script, which processes inherit: those of tests would ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "leaks_ok(reason): the test may leave threads and descriptors behind")
     config.addinivalue_line(
         "markers", "slow: a long course of faults, or benchmarks as processes; run by `make test-all`"
