@@ -277,7 +277,7 @@ class Fleet:
         return SweepResult(**msgspec.structs.asdict(found))
 
 
-def check_grid(sweep: Mapping[str, Sequence[Any]] | None, seeds: int, out: str | Path | None) -> None:
+def check_grid(sweep: Mapping[str, Any] | None, seeds: int, out: str | Path | None) -> None:
     """Raise :class:`UsageError` if settings of a grid are given without one."""
     if not sweep and (seeds != 1 or out is not None):
         raise UsageError("--seeds and --out are for --sweep; add one, or use --seed, --until 10%, and --json > FILE")
@@ -293,7 +293,7 @@ def simulate(
 ) -> SimulationResult: ...
 @overload
 def simulate(
-    bundle: str | Path | None, profiles: Sequence[str], *, sweep: Mapping[str, Sequence[Any]], **settings: Any
+    bundle: str | Path | None, profiles: Sequence[str], *, sweep: Mapping[str, Any], **settings: Any
 ) -> SweepResult: ...
 
 
@@ -301,7 +301,7 @@ def simulate(
     bundle: str | Path | None,
     profiles: Sequence[str],
     *,
-    sweep: Mapping[str, Sequence[Any]] | None = None,
+    sweep: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     executor: Executor | None = None,
     on_progress: OnProgress = ignore_progress,
@@ -309,7 +309,8 @@ def simulate(
 ) -> SimulationResult | SweepResult:
     """Simulate a fleet, or with ``sweep`` all combinations of values, as ``ls-edge simulate``.
 
-    ``profiles`` are files, or ``"NAME,NAME=FILE"``; ``settings`` are :class:`SimulationSettings`. Sites and seeds are
+    ``profiles`` are files, or ``"NAME,NAME=FILE"``; ``settings`` are :class:`SimulationSettings`. ``sweep`` maps a
+    setting to its values: a sequence, or text as in ``--sweep`` (``"1m,1h"``). Sites and seeds are
     independent tasks of ``executor``, any of ``concurrent.futures``, such as ``client.get_executor()`` of Dask; without
     it, they run one after the other.
     """
@@ -318,5 +319,6 @@ def simulate(
     fleet = Fleet.open(bundle, profiles, **{**settings, "churn": (churn,) if isinstance(churn, str) else churn})
     if sweep is None:
         return fleet.simulate(executor, on_progress)[0]
-    texts = [f"{key.replace('_', '-')}={','.join(map(str, values))}" for key, values in sweep.items()]
+    listed = {key: [values] if isinstance(values, (str, int, float)) else values for key, values in sweep.items()}
+    texts = [f"{key.replace('_', '-')}={','.join(map(str, values))}" for key, values in listed.items()]
     return fleet.sweep(parse_sweep(texts, SWEPT), None if out is None else Path(out), executor, on_progress)

@@ -50,8 +50,9 @@ def test_a_fleet_matches_the_command(command, tiny_bundle, profile):
 
 
 def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
-    def run(executor=None, **more):
-        grid = {"replicas": [1, 2], "up": ["2s", "1h"]}
+    grid = {"replicas": [1, 2], "up": ["2s", "1h"]}
+
+    def run(executor=None, grid=grid, **more):
         return ls_edge.simulate(
             tiny_bundle, [profile], devices=2, requests=20, **CHURN, sweep=grid, seeds=2, executor=executor, **more
         )
@@ -65,6 +66,7 @@ def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
     with ThreadPoolExecutor(2) as threads:
         assert run(threads) == found
     assert "replicas" in str(found)
+    assert run(grid={"up": "2s,1h", "replicas": 2}).cells[1].summary == found.cells[3].summary
 
 
 def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch):
