@@ -36,11 +36,10 @@ class EndedRequests:
         has_room = len(self._untold) < CANCEL_AT_MOST
         self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon and has_room else 0.0))
 
-    def pop_cancel(self, now: float) -> Cancel:
-        """Return the CANCEL that is due."""
+    def pop_cancels(self, now: float) -> list[Cancel]:
+        """Return the CANCEL that is due: several if more requests have ended in a turn than one may name."""
         until = max(now, *self._untold.values()) + self._limits.away_floor
-        budget = min(MAX_BUDGET_US, round((until - now) * 1e6))
-        cancel = Cancel(tuple(self._untold), budget)
+        budget, ended = min(MAX_BUDGET_US, round((until - now) * 1e6)), tuple(self._untold)
         self._untold.clear()
         self.cancel_at = INFINITY
-        return cancel
+        return [Cancel(ended[at : at + CANCEL_AT_MOST], budget) for at in range(0, len(ended), CANCEL_AT_MOST)]

@@ -405,10 +405,10 @@ class SourceRules:
         turn = self._turn
         ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
         if turn.now + ahead >= self._ended.cancel_at:
-            cancel = self._ended.pop_cancel(turn.now)
-            for n in turn.neighbors:
-                if n.hello.role == "peer":
-                    turn.send(n.name, cancel)
+            peers = [n.name for n in turn.neighbors if n.hello.role == "peer"]
+            for cancel in self._ended.pop_cancels(turn.now):
+                for name in peers:
+                    turn.send(name, cancel)
         return self._ended.cancel_at
 
 

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from ls_edge.core.errors import BudgetExceeded, Overloaded
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import (
+    MAX_CANCELED,
     Accept,
     Cancel,
     Itinerary,
@@ -241,6 +243,17 @@ def test_abandoned_requests_are_canceled_and_give_no_outcome(source):
     assert not source.machine.held
     source(Abandon(0))
     assert not source.said
+
+
+def test_each_cancel_of_many_requests_that_end_together_can_be_read(source):
+    source.meets("a", [0, 1, 2, 3])
+    itinerary = Itinerary("laptop", "nearest", (0, 1, 2, 3), 0)
+    source.together(*(Submit(number, itinerary, ("stem",), source.now + 5.0) for number in range(MAX_CANCELED + 1)))
+    ids = {request.request for request in source.machine.held.values()}
+    source.together(*map(Abandon, range(MAX_CANCELED + 1)))
+    read = [one for cancel in source.sent(Cancel, "a") for one in framing.decode(framing.encode(cancel))]
+    assert len(ids) == sum(len(cancel.requests) for cancel in read) == MAX_CANCELED + 1
+    assert {request for cancel in read for request in cancel.requests} == ids
 
 
 @pytest.mark.parametrize("watched", [False, True])
