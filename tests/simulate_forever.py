@@ -249,9 +249,12 @@ class _Play:
             self._fault(kind, *rest)
         for name in self.honest:
             machine = self.sim.processes[name].machine
-            # A starved source is let in beside what peers have handed on, which a full mesh does not fill.
-            most = 2 * machine.limits.credits + machine.limits.custody * (2 if self.world.links else 1)
-            assert len(machine.held) <= most, f"{name} holds too many"
+            # What sources send themselves, and what peers pass on, fill a peer independently of each other.
+            most = machine.limits.credits + machine.limits.custody
+            direct = sum(request.upstream == request.owner for request in machine.held.values())
+            assert direct <= most, f"{name} holds too many requests that came from their sources"
+            relayed = len(machine.held) - direct - machine.limits.guaranteed * (len(self.held) - 1)
+            assert relayed <= most, f"{name} holds too many requests that peers passed on"
 
     def _serving(self, *, but: str = "") -> dict[str, frozenset[int]]:
         """Return the blocks of the peers that serve now."""

@@ -60,6 +60,11 @@ def test_peers_that_need_one_another_do_not_refuse_one_another_forever():
     play(Course(World(held=held, blocks=8, credits=1, block_s={"a": 0.02, "b": 0.001}, seed=3), ()))
 
 
+def test_requests_of_a_source_are_let_in_beside_those_that_peers_pass_on():
+    """Beside 2 of its own copies, a peer with 1 credit and 2 copies held 3 that peers had passed on."""
+    assert not fails(draw(500046659))
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
     """Without the short way, courses have the same answers after the same number of events."""

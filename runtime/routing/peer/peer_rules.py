@@ -1,6 +1,7 @@
 """Rules of a peer: it accepts requests while it has credits, runs blocks, and hands the tokens on or sends them home.
 
-Memory is bounded: a peer holds ``Limits.credits`` requests of its own work and ``Limits.custody`` copies for others.
+Memory is bounded: a peer grants ``Limits.credits`` for its own work and keeps ``Limits.custody`` copies for others. The
+transfers that it guarantees to each source come on top, but no more than these two together.
 REFUSE reports the current number of credits to a sender that knows an older one.
 """
 
