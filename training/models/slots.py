@@ -159,6 +159,7 @@ class SlotAdapters(nn.Module):
     def __init__(self, block: nn.Module, branches: Sequence[Branch], slots: int, rank: int) -> None:
         """Draw ``down`` and zero the others; raise :class:`UsageError` for a rank above the width of all layers."""
         super().__init__()
+        _call_layers(block)
         found = {
             f"{branch.layer}.{name}" if name else branch.layer: module
             for branch in branches
@@ -188,16 +189,20 @@ class SlotAdapters(nn.Module):
         least-squares solution. Both steps alternate. A decomposition of ``D`` alone (arXiv 2410.20672, section 3) would
         ignore that the tokens of a trained model have few directions.
         """
+        for other in wanted.values():
+            _call_layers(other)
         for number, name in enumerate(self.layers):
-            layer = block.get_submodule(name)
             others = {slot: item.get_submodule(name) for slot, item in wanted.items()}
-            self._fit(number, layer, others, _second_moments(others, images))
+            self._fit(number, block.get_submodule(name), others, _second_moments(others, images))
+            own_bias = _bias(block, name)
+            if own_bias is not None:
+                for slot, item in wanted.items():
+                    self.bias[number][slot, 0] = cast(Tensor, _bias(item, name)) - own_bias
 
     def _fit(
         self, number: int, layer: nn.Module, wanted: Mapping[int, nn.Module], moments: Mapping[int, Tensor]
     ) -> None:
-        down, up, bias = self.down[number], self.up[number], self.bias[number]
-        weight, own_bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+        down, up, weight = self.down[number], self.up[number], layer.get_parameter("weight")
         targets = {slot: item.get_parameter("weight") for slot, item in wanted.items()}
         for rounds_left in reversed(range(ROUNDS)):
             for slot, target in targets.items():
@@ -207,9 +212,22 @@ class SlotAdapters(nn.Module):
                 total = cast(Tensor, sum(moments.values()))
                 ridge = RIDGE * total.trace() / len(total) * torch.eye(len(total), device=total.device)
                 weight.copy_(torch.linalg.solve(total + ridge, rest + weight @ ridge, left=False))
-        if own_bias is not None:
-            for slot, item in wanted.items():
-                bias[slot, 0] = item.get_parameter("bias") - own_bias
+
+
+def _call_layers(block: nn.Module) -> None:
+    """Make the attention of BEiT and EVA call its layer ``qkv``; otherwise it uses the weights, and no hook runs."""
+    attention: Any
+    for attention in block.modules():
+        if hasattr(attention, "qkv_bias_separate"):
+            attention.qkv_bias_separate = True
+
+
+def _bias(block: nn.Module, name: str) -> Tensor | None:
+    """Return the bias of a linear layer, which the attention of BEiT and EVA holds in three parts next to ``qkv``."""
+    attention: Any = block.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".qkv") and getattr(attention, "q_bias", None) is not None:
+        return torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
+    return getattr(block.get_submodule(name), "bias", None)
 
 
 def _second_moments(layers: Mapping[int, nn.Module], images: Callable[[], None]) -> dict[int, Tensor]:
@@ -281,7 +299,10 @@ def _gate(
 def _adapt(running: _Running, layer: int, _module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
     if not running.matrices:
         return out
-    down, up, bias = running.matrices[3 * layer : 3 * layer + 3]
+    matrices = running.matrices[3 * layer : 3 * layer + 3]
+    for _ in range(inputs[0].ndim - 3):  # layers over pairs of tokens (CaiT) take [B, N, N, in]
+        matrices = tuple(matrix.unsqueeze(-3) for matrix in matrices)
+    down, up, bias = matrices
     return out + (inputs[0] @ down.mT) @ up.mT + bias.to(out.dtype)
 
 

@@ -176,3 +176,29 @@ def test_compiled_blocks_compute_the_same_with_one_graph():
         torch.testing.assert_close(view(IMAGES, order), expected)
     assert len(graphs) == 1
     torch._dynamo.reset()
+
+
+TRANSFORMERS = [(name, args) for name, args in FAMILIES if "depth" in args]
+
+
+@pytest.mark.parametrize(("name", "args"), TRANSFORMERS, ids=[name for name, _ in TRANSFORMERS])
+def test_adapters_of_full_rank_imitate_every_linear_layer_of_a_family(name, args):
+    torch.manual_seed(0)
+    view, teacher = (BlockView(create(name, num_classes=5, **args)).eval() for _ in range(2))
+    with torch.no_grad():
+        for module in teacher.blocks.modules():
+            for key, value in module.named_parameters(recurse=False):
+                if isinstance(module, torch.nn.Linear) or key in ("q_bias", "v_bias"):
+                    value.normal_(std=0.1)
+    view.keep_blocks([0, 0, 0])
+    view.slots = SlotNorms(list(view.blocks), view.branches, view.token_spec.dim, rank=48)
+    images = torch.randn(6, 3, *view.image_size)
+    view.slots.imitate(0, dict(enumerate(teacher.blocks)), lambda: teacher(images))
+    with torch.no_grad():
+        tokens = teacher.stem(images)
+        for slot in range(3):
+            wanted = teacher.block(slot, tokens)
+            allowed = {"rtol": 0, "atol": 1e-3 * wanted.abs().max()}
+            torch.testing.assert_close(view.block(0, tokens, slot), wanted, **allowed)
+            torch.testing.assert_close(view.block(0, tokens, torch.full((6,), slot)), wanted, **allowed)
+            tokens = wanted
