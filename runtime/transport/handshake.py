@@ -143,6 +143,11 @@ class LinkedProcesses:
             links.remove(link)
         return name
 
+    def links_of_others(self, link: Link) -> list[Link]:
+        """Return the links of further processes that have the name of the process of a link."""
+        incarnation_of = self._incarnation_of
+        return [one for one in self.links_of[self.name_of[link]] if incarnation_of[one] != incarnation_of[link]]
+
     def forget(self, name: str, now: float) -> None:
         """Forget a process and its links; greet it again on a link that this process dialed and that still exists."""
         self.guests.pop(name, None)
@@ -275,6 +280,13 @@ class Handshake:
             if link.dialed != name:
                 self._linked.link_ended(link)
                 self._links.dialer.pass_by(link.dialed)
+
+    def left(self, link: Link, why: str, now: float) -> None:
+        """Forget a process that has sent BYE; another one of its name has to greet again, on a new link."""
+        others = self._linked.links_of_others(link)
+        self.forget(self._linked.name_of[link], why, now)
+        for one in others:
+            self._links.hang_up(one)
 
     def forget(self, name: str, why: str, now: float) -> None:
         """Forget a process that has left, or whose last link has ended."""

@@ -101,7 +101,7 @@ class Inbox:
             self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
         elif isinstance(message, Bye):
             why = f"left ({one_line(message.reason)})" if message.reason else "left"
-            self._handshake.forget(name, why, time.monotonic())
+            self._handshake.left(event.link, why, time.monotonic())
         else:
             self._guests.receive(name, message)
 

@@ -347,3 +347,22 @@ def test_two_living_processes_of_one_name_are_named(file, bundle, peer, serve, m
     wait_until(lambda: "two processes have one name" in caplog.text)
     (record,) = [record for record in caplog.records if record.getMessage() == "two processes have one name"]
     assert record.why.startswith("two processes on different ports or machines are 'b'; stop one")
+
+
+def test_when_one_of_two_processes_of_a_name_leaves_the_other_one_greets_again(
+    file, peer, sockets, hello_of, wait_until
+):
+    """As where a peer is replaced by one on another machine that was started first."""
+    leaves, stays = (Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(2))
+    for one, incarnation in ((leaves, 77), (stays, 78)):
+        one.says(hello_of("b", incarnation=incarnation))
+        one.hears(Welcome)
+    ends = stays.socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+    leaves.says(Bye("draining"))
+    has_ended = ends.poll(5_000)
+    stays.socket.disable_monitor()
+    ends.close(0)
+    assert has_ended, "its link stays, so it does not greet again"
+    stays.says(hello_of("b", incarnation=78))
+    stays.hears(Welcome)
+    wait_until(lambda: peer.snapshot.linked == {"b"})
