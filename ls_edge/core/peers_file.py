@@ -23,7 +23,10 @@ from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, read_yaml, unknown_name
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_ANY_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+_NAME = re.compile(rf"^(?!.*\.[0-9a-f]{{8}}\Z){_ANY_NAME}")
+"""Name in a file. Routing takes a name that ends in a dot and 8 hexadecimal digits for a process of a source."""
+_NAME_RULE = "without a dot and 8 hexadecimal digits at the end"
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 _ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
 # Hosts that mean all addresses of a machine, for listening but not for dialing.
@@ -34,11 +37,14 @@ _MAX_INTERVAL_MS = 250
 """Maximum of the default time between two heartbeats."""
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
-Name = Annotated[
+Name = Annotated[str, Meta(pattern=f"^{_ANY_NAME}")]
+"""Name of a process on the wire."""
+_EntryName = Annotated[
     str,
     Meta(
         pattern=_NAME.pattern,
-        description="1 to 63 letters, digits, dots, hyphens or underscores that start with a letter or digit",
+        description="1 to 63 letters, digits, dots, hyphens or underscores that start with a letter or digit, "
+        + _NAME_RULE,
     ),
 ]
 PublicKey = Annotated[
@@ -114,7 +120,7 @@ class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     """A process that may send images and whose engines run stem and head."""
 
-    name: Name
+    name: _EntryName
     may_push: bool = False
     """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
 
@@ -122,7 +128,7 @@ class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
 class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     """A process that serves blocks."""
 
-    name: Name
+    name: _EntryName
     address: Address
     """Address that other processes dial."""
     blocks: HeldParts
@@ -345,7 +351,8 @@ def check_name(name: str) -> None:
     """Raise :class:`UsageError` if no peer or source may have this name."""
     if not is_name(name):
         raise UsageError(
-            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first, "
+            + _NAME_RULE
         )
 
 

@@ -124,7 +124,8 @@ def test_values_beyond_the_documented_bounds_are_refused(tmp_path):
     refused += [
         ("Heartbeat", "interval_ms", 4), ("Heartbeat", "timeout_ms", 199), ("Heartbeat", "timeout_ms", 600_001),
         ("Heartbeat", "slowest_mbit", 0.009), ("Heartbeat", "slowest_mbit", 1_000_001), ("At the top", "port", 1),
-        ("A peer", "name", "n" * 64), ("A peer", "name", "-a"), ("A peer", "batch_wait_ms", 101),
+        ("A peer", "name", "n" * 64), ("A peer", "name", "-a"), ("A peer", "name", "orin.20240101"),
+        ("A source", "name", "cam.0000beef"), ("A peer", "batch_wait_ms", 101),
     ]  # fmt: skip
     path.write_text(
         yaml.safe_dump(

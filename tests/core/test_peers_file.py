@@ -137,7 +137,7 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + A + "peer: 1\n", 6, 1, "unknown key 'peer'; did you mean 'peers'?"),
         ("peers:\n" + peer(more="adress: x"), 5, 5, "unknown key 'adress'; did you mean 'address'?"),
         ("peers:\n" + peer(name="'a b'"), 2, 11, "name is 'a b'; it has to be 1 to 63 letters"),
-        ("peers:\n" + peer(name="3"), 2, 11, 'start with a letter or digit; put it in quotes: "3"'),
+        ("peers:\n" + peer(name="3"), 2, 11, 'at the end; put it in quotes: "3"'),
         ("peers:\n" + peer(address="10.0.0.1:5555"), 3, 14, "address is '10.0.0.1:5555'; it has to be tcp://host:port"),
         ("peers:\n" + peer(address="tcp://a:70000"), 3, 14, "it has to be tcp://host:port with a port from 1 to 65535"),
         ("peers:\n" + peer(address="tcp://a:0"), 3, 14, "it has to be tcp://host:port with a port from 1 to 65535"),
