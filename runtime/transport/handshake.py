@@ -278,7 +278,7 @@ class Handshake:
             self._refused.count("hello refused", name, reason)
             self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
             if link.dialed != name:
-                self._linked.link_ended(link)
+                self.link_down(LinkDown(link, reason), time.monotonic())
                 self._links.dialer.pass_by(link.dialed)
 
     def left(self, link: Link, why: str, now: float) -> None:

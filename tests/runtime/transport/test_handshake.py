@@ -294,6 +294,16 @@ def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hel
     assert not peer.machine.neighbors.by_name
 
 
+def test_a_peer_that_takes_another_name_on_its_link_is_forgotten(peer, file, sockets, hello_of, wait_until):
+    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    b.hears(Hello)
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
+    wait_until(lambda: peer.snapshot.linked == {"b"})
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("c"))))
+    b.hears(Bye)
+    wait_until(lambda: not peer.snapshot.linked)
+
+
 @pytest.fixture
 def scripted_pair(file, bundle, serve, sockets, hello_of):
     """A peer ``b``, and both sockets of a script that is ``a``: the listener that ``b`` dials, and a caller."""
