@@ -17,6 +17,7 @@ import msgspec
 
 from ls_edge.core.parts import ENDS
 from ls_edge.runtime.protocol.messages import MAX_FAR, State
+from ls_edge.runtime.routing.claims import MOST_WAIT_US
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
@@ -257,7 +258,7 @@ class StateAnnouncer:
             queue=engine.length,
             calls=engine.times.calls,
             block_us=engine.times.block_us,
-            wait_us=engine.work_us(self._turn.now),
+            wait_us=min(MOST_WAIT_US, engine.work_us(self._turn.now)),
             reaches=self._reach[0],
             reach_blocks=self._reach[1],
         )

@@ -3,7 +3,9 @@
 import pytest
 
 from ls_edge.core.records import Visit
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import (
+    MAX_BUDGET_US,
     Accept,
     Refuse,
     Release,
@@ -17,6 +19,7 @@ from ls_edge.runtime.routing.state.events import (
     NeighborDown,
     Received,
     Removed,
+    Warm,
 )
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.limits import Limits
@@ -283,3 +286,12 @@ def test_a_request_canceled_together_with_its_tokens_is_not_computed(peer):
     peer.together(Arrived("laptop", run_of(), ()), Received("laptop", cancel(0)))
     assert not [one for one in peer.said if isinstance(one, Compute)]
     assert not peer.machine.held
+
+
+def test_the_state_of_a_slow_peer_with_a_very_long_queue_can_be_read():
+    a = new_peer(range(4), limits=Limits().with_credits(2048))
+    a(Warm(5_000_000))
+    for number in range(1000):
+        a.gets("laptop", run_of(transfer(number), budget=600.0))
+    (state,) = framing.decode(framing.encode(a.machine.rules.state("laptop")))
+    assert state.wait_us == MAX_BUDGET_US
