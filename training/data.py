@@ -41,7 +41,7 @@ MAX_WORKERS = 8
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of training and validation images; the latter are a seeded ``part``, at least one image.
 
-    Raise :class:`DataError` for a set of one class.
+    Each class keeps at least one training image. Raise :class:`DataError` for a set of one class.
     """
     by_class: dict[int, list[int]] = {}
     for index, image in enumerate(images.images):
@@ -56,7 +56,7 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
     for label in sorted(by_class):
         indices = by_class[label]
         rng.shuffle(indices)
-        count = round(part * len(indices))
+        count = min(round(part * len(indices)), len(indices) - 1)
         if not count and len(indices) > 1:
             owed += part * len(indices)
             count = int(owed)

@@ -228,7 +228,8 @@ class _Training:
     def run(self, resume: bool, started: float) -> TrainingResult:
         if resume:
             self._resume()
-        elif self.context.is_main:
+        batches = self._batches() if self.config.epochs else None  # may fail, so it comes before the files of a run
+        if not resume and self.context.is_main:
             for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
                 old.unlink(missing_ok=True)
             start_metrics(self.out, 0)
@@ -236,8 +237,8 @@ class _Training:
                 save_progress(self.out, self.task.state(), self.progress)
             save_run(self.out, self.task.view, self.config, self.record)
         images = validation = 0
-        if self.config.epochs:
-            train_batches, held = self._batches()
+        if batches is not None:
+            train_batches, held = batches
             images, validation = len(train_batches), len(held)
             with plain_attention(self.task.view, self.task.view.device):
                 self._measure_start(held)
@@ -310,8 +311,8 @@ class _Training:
         train_batches, validation = make(rows, kind), make(held, "none")
         if not train_batches.steps():
             raise DataError(
-                f"{config.data.source} leaves {len(train_batches)} images to train on (another {len(held)} select the "
-                f"checkpoint), fewer than a batch of {config.batch_size}; lower --batch-size"
+                f"{config.data.source} leaves {counted(len(train_batches), 'image')} to train on (another "
+                f"{len(held)} select the checkpoint), fewer than a batch of {config.batch_size}; lower --batch-size"
             )
         return train_batches, validation
 

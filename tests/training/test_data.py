@@ -55,6 +55,7 @@ def test_classes_of_few_images_give_their_share_together_and_never_their_only_on
     train, held = split(images, 0.1, 0)
     assert [images.images[index].label for index in held] == [1]
     assert {images.images[index].label for index in train} == {0, 1, 2}
+    assert (len(split(images, 0.99, 0)[0]), len(split(images, 0.99, 0)[1])) == (3, 1)
 
 
 @pytest.mark.parametrize("cache_mb", [512, 0])

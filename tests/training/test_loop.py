@@ -243,6 +243,19 @@ def test_a_training_that_fails_leaves_no_empty_folder(tmp_path):
     assert not out.exists()
 
 
+def test_data_that_does_not_fit_the_settings_leaves_no_run_and_replaces_none(tmp_path):
+    out = tmp_path / "run"
+    for flags in ({}, {"overwrite": True}):
+        with pytest.raises(DataError, match="lower --batch-size"):
+            train(settings(epochs=1, batch_size=9999), out, reporter=Silent(), **flags)
+        assert not out.exists()
+    train(settings(epochs=1), out, reporter=Silent())
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(DataError, match="lower --batch-size"):
+        train(settings(epochs=1, batch_size=9999), out, reporter=Silent(), overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
 def test_a_run_inside_its_data_is_refused(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
