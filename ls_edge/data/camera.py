@@ -12,6 +12,7 @@ import importlib
 import os
 import threading
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +69,24 @@ class LiveFrames:
             if number is None
             else "check that it is connected and that no other program uses it"
         )
-        self._capture = _open(given if number is None else number, f"cannot open {self._what}; {advice}")
         self._condition = threading.Condition()
         self._newest: np.ndarray | None = None
         self._count = 0
-        self._thread: threading.Thread | None = None
+        opened: Future[None] = Future()
+        arguments = (given if number is None else number, f"cannot open {self._what}; {advice}", opened)
+        self._thread = threading.Thread(target=self._watch, args=arguments, name=f"frames of {given}", daemon=True)
+        self._thread.start()
+        try:
+            opened.result()  # unlike OpenCV, which waits 30 s for a silent stream, this can be interrupted
+        except BaseException:
+            self.ended = True
+            raise
 
     def read(self) -> np.ndarray:
         """Wait for a new frame and return the newest one as RGB pixels, uint8 ``[H, W, 3]``.
 
         Raise :class:`DataError` once the source has ended.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name=f"frames of {self.name}", daemon=True)
-            self._thread.start()
         with self._condition:
             self._condition.wait_for(lambda: self._newest is not None or self.ended)
             frame, self._newest = self._newest, None
@@ -89,9 +94,15 @@ class LiveFrames:
             raise DataError(f"{self._what} stopped after {self._count} frames; check its cable or network")
         return _rgb(frame)
 
-    def _watch(self) -> None:
+    def _watch(self, what: int | str, problem: str, opened: Future[None]) -> None:
+        try:
+            capture = _open(what, problem)
+        except Exception as error:  # noqa: BLE001  raised by the thread that waits
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
         while not self.ended:
-            there, frame = self._capture.read()
+            there, frame = capture.read()
             with self._condition:
                 if there:
                     self._newest = frame
@@ -99,16 +110,14 @@ class LiveFrames:
                 else:
                     self.ended = True
                 self._condition.notify_all()
-        self._capture.release()
+        capture.release()
 
     def close(self) -> None:
         """Release the camera; a second call does nothing."""
         with self._condition:
             self.ended = True
-        if self._thread is None:
-            self._capture.release()
-        else:  # the thread releases the camera after the next frame
-            self._thread.join(_JOIN_S)
+            self._condition.notify_all()
+        self._thread.join(_JOIN_S)  # the thread releases the camera after the next frame
 
 
 class VideoFile:

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,8 @@ from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.decoding import decode
 
 MAX_SCALED_PIXELS = 1 << 24
+_WAIT_S = 0.1
+"""Seconds between two calls of ``on_wait``."""
 
 T = TypeVar("T")
 
@@ -103,14 +105,16 @@ def iterate(
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     *,
     on_time: Callable[[float], None] | None = None,
+    on_wait: Callable[[], object] = lambda: None,
     threads: int = 2,
     ahead: int = 8,
 ) -> Iterator[tuple[int, ImageRef, T]]:
     """Yield ``(index, image, prepared)`` in the order of the set; prepare up to ``ahead`` images in advance.
 
     ``prepared`` is the result of ``preprocessor``, such as float32 ``[3, H, W]`` from a :class:`Preprocessor`.
-    ``on_skip`` receives each image that cannot be used, ``on_time`` the milliseconds of each other image; both run in
-    the consumer's thread. Raise :class:`DataError` at the end if no image could be used.
+    ``on_skip`` receives each image that cannot be used, ``on_time`` the milliseconds of each other image, and
+    ``on_wait`` is called again and again while the next image is not there; all run in the consumer's thread, and may
+    raise to end the iteration. Raise :class:`DataError` at the end if no image could be used.
     """
 
     def load(image: ImageRef) -> tuple[T, float]:
@@ -132,6 +136,8 @@ def iterate(
             if not pending:
                 break
             index, image, future = pending.popleft()
+            while not wait((future,), _WAIT_S).done:
+                on_wait()
             try:
                 array, milliseconds = future.result()
             except DataError as error:

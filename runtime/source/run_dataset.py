@@ -81,11 +81,11 @@ def run_dataset(
 
     def skip_here(image: ImageRef, error: DataError) -> None:
         skip(image.name, error)
-        if stop():
-            raise _Stopped
+        run.take_meanwhile()
 
     run = _Submissions(source, on_record, skip, on_tick, stop)
-    decoded = iterate(images, source.preprocess, skip_here, on_time=preprocess_ms.append)
+    on_time, on_wait = preprocess_ms.append, run.take_meanwhile
+    decoded = iterate(images, source.preprocess, skip_here, on_time=on_time, on_wait=on_wait)
     run.submit_all(decoded, concurrency, rate)
     if len(skipped) == len(images) and not run.records:  # peers rejected them
         raise DataError(f"{images.source}: none of {len(images)} images can be used; the first: {skipped[0][1]}")
@@ -130,7 +130,7 @@ def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | N
 
 
 class _Stopped(Exception):
-    """The run was stopped while it skipped unusable images."""
+    """The run was stopped while it waited for an image or skipped unusable ones."""
 
 
 class _Submissions:
@@ -198,6 +198,12 @@ class _Submissions:
         while (left := at - time.monotonic()) > 0 and not self._stop():
             self._take_ended(left)
         self._take_ended(0.0)
+
+    def take_meanwhile(self) -> None:
+        """Collect ended requests; raise :class:`_Stopped` if the run is stopped."""
+        self._take_ended(0.0)
+        if self._stop():
+            raise _Stopped
 
     def give_up(self) -> int:
         """Cancel the requests in flight and return their number."""

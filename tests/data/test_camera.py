@@ -1,6 +1,8 @@
 """Frames of videos and of live sources: real files, and a real stream of JPEGs over HTTP."""
 
 import io
+import signal
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -137,6 +139,63 @@ def stream():
     yield start
     for one in started:
         one.close()
+
+
+class Silent:
+    """A server that sends ``first`` to one connection and then nothing, until it is left or for ten seconds."""
+
+    def __init__(self, first, *, then=lambda: None):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(10)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/video"
+        self.waited = []
+        self._first, self._then = first, then
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self):
+        with self._listener, self._listener.accept()[0] as connection:
+            connection.sendall(self._first)
+            self._then()
+            self.waited.append(self._left.wait(10))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._left.set()
+        self._thread.join()
+
+
+def test_opening_a_silent_stream_can_be_interrupted():
+    """OpenCV alone waits for 30 s, without looking at signals."""
+
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with Silent(b"", then=interrupt) as server, pytest.raises(KeyboardInterrupt):
+        LiveFrames(server.url)
+    assert server.waited == [True]
+
+
+def test_closing_a_silent_stream_wakes_its_readers():
+    class StoppedError(Exception):
+        pass
+
+    def stop():
+        if done:
+            raise StoppedError
+
+    encoded = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(encoded, "JPEG")
+    head = f"Content-Type: image/jpeg\r\nContent-Length: {len(encoded.getvalue())}\r\n\r\n".encode()
+    frame = b"--frame\r\n" + head + encoded.getvalue() + b"\r\n"
+    first = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=frame\r\n\r\n" + 20 * frame
+    done = []
+    with Silent(first) as server, pytest.raises(StoppedError):
+        done.extend(iterate(open_data(server.url, "eval").take(100), Preprocessor(SPEC), on_wait=stop))
+    assert server.waited == [True]
 
 
 def test_the_newest_frame_wins(stream, wait_until):

@@ -1,7 +1,9 @@
 """A data set is submitted to a real peer at random times."""
 
+import dataclasses
 import io
 import random
+import threading
 from itertools import islice
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.errors import DataError
-from ls_edge.data.datasets import open_data
+from ls_edge.data.datasets import ImageRef, open_data
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
@@ -43,6 +45,26 @@ def test_images_arrive_even_if_earlier_ones_have_no_answer(source, tmp_path):
     write(tmp_path / "a.faults", Faults())
     assert run.records == []
     assert run.given_up >= 6
+
+
+def test_a_run_can_be_stopped_while_it_waits_for_an_image(source):
+    """As with a camera that is silent: answers are taken meanwhile."""
+    stopped, waited, records = threading.Event(), [], []
+
+    def silent():
+        waited.append(stopped.wait(10))
+        raise DataError("no frame")
+
+    def stop():
+        if len(records) == 2:
+            stopped.set()
+        return stopped.is_set()
+
+    images = open_data("digits", "eval").take(2)
+    images = dataclasses.replace(images, images=(*images.images, ImageRef("camera", None, silent)))
+    run = run_dataset(source, images, on_record=records.append, stop=stop)
+    assert waited == [True]
+    assert run.records == records
 
 
 def test_damaged_images_are_skipped_alike_with_and_without_the_bundle(serve_peers, tiny_bundle, tmp_path):
