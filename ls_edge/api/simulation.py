@@ -93,7 +93,7 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     tokens_bytes: Annotated[
         Annotated[int, Meta(ge=1, le=10**9)] | None, flag("Size of its tokens on a link, with --blocks.")
     ] = None
-    seeds: Annotated[int, Meta(ge=1, le=1000), flag("Runs of each combination of --sweep, with different seeds.")] = 1
+    seeds: Annotated[int, Meta(ge=1, le=1000), flag("Independent runs of each combination of --sweep.")] = 1
 
     def model(self, bundle: str | Path | None) -> Bundle | ModelSizes:
         """Open the bundle, or return the sizes of a model without one."""

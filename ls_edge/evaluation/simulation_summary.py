@@ -223,12 +223,13 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     whole = _share(batches, states == WHOLE, context)
     rounds = max(1, len(outcomes) // context.sites)
     up_share = sum(outcome.up_seconds for outcome in outcomes) / device_s if device_s else None
+    powers = {name: power for outcome in outcomes for name, power in outcome.power.items()}
     profiles, joules = {}, 0.0
     for name, count in _total(outcome.devices for outcome in outcomes).items():
         busy = sum(outcome.busy_s.get(name, 0.0) for outcome in outcomes)
         seconds = sum(outcome.devices[name] * outcome.seconds for outcome in outcomes)
         share = min(1.0, busy / seconds) if seconds else None
-        power = outcomes[0].power.get(name, Power(None, None, None))
+        power = powers[name]
         watts = hours = None
         if share is not None and up_share is not None and power.watts is not None and power.idle_watts is not None:
             watts = power.idle_watts * up_share + max(0.0, power.watts - power.idle_watts) * share

@@ -74,12 +74,8 @@ def run_sweep(
                     f"--seeds {document.seeds:,} gives a combination {requests:,} requests; at most {MOST_REQUESTS:,} "
                     "are simulated: give fewer seeds, or fewer --requests"
                 )
-            seeds = range(sites[0].settings.seed, sites[0].settings.seed + document.seeds)
-            runs = [
-                replace(site, settings=msgspec.structs.replace(site.settings, seed=seed))
-                for seed in seeds
-                for site in sites
-            ]
+            # Sites of their own, which also begin a trace at a time of their own.
+            runs = [replace(site, number=own) for own, site in enumerate([*sites] * document.seeds)]
             waits[number] = submit_sites(runs, executor)
 
     def found() -> SweepDocument:

@@ -21,8 +21,8 @@ from ls_edge.runtime.simulator.churn import LOSSES, Churn
 def summarize():
     """Return the document of a fleet."""
 
-    def run(problem, *, churn=(), **settings):
-        sites, assumptions = sites_of(problem, FleetSettings(**settings), churn=churn)
+    def run(problem, *, churn=(), site_size=16, **settings):
+        sites, assumptions = sites_of(problem, FleetSettings(**settings), churn=churn, site_size=site_size)
         written = [f"up={loss.up}s,down={loss.down}s" for loss in churn]
         context = simulation_context(sites, bundle_id="bundle", churn=written, assumptions=assumptions)
         return summarize_simulation(simulate_fleet(sites), context)
@@ -76,6 +76,8 @@ def test_power_and_battery_follow_from_the_share_of_computing(make_problem, summ
     for one in summary.profiles.values():
         assert one.watts == pytest.approx(2.0 + 8.0 * one.busy)
         assert one.battery_h == pytest.approx(36.0 / one.watts)
+    apart = summarize(problem, devices=2, requests=200, rate=50.0, site_size=1)
+    assert all(one.watts == pytest.approx(2.0 + 8.0 * one.busy) for one in apart.profiles.values())
     busy = sum(one.busy for one in summary.profiles.values())
     assert busy == pytest.approx(50 * 4 * 0.002, rel=0.1)
     assert summary.energy_mj == pytest.approx(1e3 * (4.0 + 8.0 * busy) * summary.seconds / 2000, rel=0.01)

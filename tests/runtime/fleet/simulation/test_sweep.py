@@ -19,6 +19,7 @@ from ls_edge.runtime.fleet.simulation.sweep import (
     run_sweep,
 )
 from ls_edge.runtime.simulator.churn import Churn
+from ls_edge.runtime.simulator.traces import Trace
 
 
 @pytest.fixture
@@ -51,6 +52,17 @@ def test_each_combination_has_a_cell_in_which_all_seeds_count(prepare, tmp_path)
     assert msgspec.json.decode(path.read_bytes(), type=SweepDocument) == found
     with ThreadPoolExecutor(2) as threads:
         assert run_sweep(SweepDocument(SWEEP, 3, "", []), prepare(), executor=threads) == found
+
+
+def test_each_seed_begins_a_trace_at_a_time_of_its_own(make_problem):
+    """All of them saw its first 40 of 100 s, in which nothing was lost, and counted that as 20 times as sure."""
+    trace = Trace((((0.0, "up"), (50.0, "kill"), (56.0, "up")),), 100.0, 6.0)
+    settings = FleetSettings(devices=1, requests=40, rate=1.0, outage_s=6.0, budget_ms=500.0)
+    sites, _ = sites_of(make_problem(0.0), settings, churn=[trace])
+    context = simulation_context(sites, bundle_id="bundle", churn=["trace.csv"], assumptions=())
+    found = run_sweep(SweepDocument({"requests": ["40"]}, 20, "", []), [(sites, context)]).cells[0].summary
+    assert found.whole_share.outages > 1
+    assert found.whole_share.low < 0.94 < found.whole_share.high
 
 
 def test_a_file_continues_with_what_it_lacks(prepare, tmp_path):
