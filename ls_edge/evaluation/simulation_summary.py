@@ -182,20 +182,14 @@ class SiteOutcome:
     link_bytes: dict[str, int] = field(default_factory=dict)
     orders: list[Arrangement] = field(default_factory=list)
     """Arrangements of randomly chosen answers."""
-    up: list[tuple[float, int]] = field(default_factory=list)
-    """Times of changes, and the number of devices with blocks that are up from each time on."""
+    lost_s: dict[str, float] = field(default_factory=dict)
+    """Total seconds for which devices with blocks were lost, by profile."""
 
     @property
     def throughput(self) -> float | None:
         """Answers per second until the last answer."""
         done = (self.submitted_s + self.latency_s)[self.states != FAILED]
         return float(len(done) / done.max()) if done.size and done.max() > 0 else None
-
-    @property
-    def up_seconds(self) -> float:
-        """Total seconds that devices with blocks were up."""
-        ends = [at for at, _ in self.up[1:]] + [self.seconds]
-        return sum(count * (end - at) for (at, count), end in zip(self.up, ends, strict=True))
 
 
 def whole_share(outcomes: Sequence[SiteOutcome], settings: FleetSettings) -> ShareEstimate:
@@ -222,7 +216,7 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     reasons = _total(outcome.reasons for outcome in outcomes)
     whole = _share(batches, states == WHOLE, context)
     rounds = max(1, len(outcomes) // context.sites)
-    up_share = sum(outcome.up_seconds for outcome in outcomes) / device_s if device_s else None
+    up_share = 1 - sum(sum(outcome.lost_s.values()) for outcome in outcomes) / device_s if device_s else None
     powers = {name: power for outcome in outcomes for name, power in outcome.power.items()}
     profiles, joules = {}, 0.0
     for name, count in _total(outcome.devices for outcome in outcomes).items():
@@ -231,9 +225,10 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         share = min(1.0, busy / seconds) if seconds else None
         power = powers[name]
         watts = hours = None
-        if share is not None and up_share is not None and power.watts is not None and power.idle_watts is not None:
-            watts = power.idle_watts * up_share + max(0.0, power.watts - power.idle_watts) * share
-            hours = power.battery_wh * up_share / watts if power.battery_wh is not None and watts else None
+        if share is not None and power.watts is not None and power.idle_watts is not None:
+            up = 1 - sum(outcome.lost_s.get(name, 0.0) for outcome in outcomes) / seconds
+            watts = power.idle_watts * up + max(0.0, power.watts - power.idle_watts) * share
+            hours = power.battery_wh * up / watts if power.battery_wh is not None and watts else None
         joules += math.nan if watts is None else watts * seconds
         profiles[name] = ProfileOutcome(count // rounds, _rounded(share), _rounded(watts), _rounded(hours))
     skips = (

@@ -171,8 +171,8 @@ class ChurnProcess:
         """Number of losses by kind, or ``source``, including devices that are down at the start."""
         self.down: dict[str, str] = {}
         """Kind of loss of each device that is down."""
-        self.changes: list[tuple[float, int]] = []
-        """Times and changes (1 or -1) of the number of devices that are up, in order."""
+        self.changes: list[tuple[float, str, int]] = []
+        """Times at which a device comes back (1) or is lost (-1), in order."""
         self._causes: dict[str, set[int]] = {name: set() for name in (*names, SOURCE)}
         """Indices of the losses that keep each device down."""
         self._slow: dict[tuple[str, int], float] = {}
@@ -248,7 +248,7 @@ class ChurnProcess:
             return True
         self.down[name] = kind
         self.losses[kind] += 1
-        self.changes.append((self.sim.now, -1))
+        self.changes.append((self.sim.now, name, -1))
         if kind == "hang":
             self.sim.hang_engine(name, hangs=True)
         else:
@@ -261,7 +261,7 @@ class ChurnProcess:
             self._on_source(True)
             return
         kind = self.down.pop(name)
-        self.changes.append((self.sim.now, 1))
+        self.changes.append((self.sim.now, name, 1))
         if kind == "stop":
             self.sim.cont(name)
         elif kind == "hang":

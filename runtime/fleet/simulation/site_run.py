@@ -77,7 +77,7 @@ class _SiteRun:
     def run(self, on_step: Callable[[int], None], arrivals: Iterable[float] | None = None) -> SiteOutcome:
         sim, site, outcome = self._sim, self._site, self._outcome
         churn = self._begin_churn()
-        outcome.up = [(0.0, outcome.used - (len(churn.down) if churn is not None else 0))]
+        lost_at = dict.fromkeys(churn.down if churn is not None else (), sim.now)
         for name in sim.busy:
             sim.busy[name] = 0.0
         sim.network.carried.clear()
@@ -97,14 +97,21 @@ class _SiteRun:
         if churn is not None:
             outcome.losses = churn.losses
             outcome.has_outage |= bool(churn.losses)
-            for at, change in churn.changes:
-                if at - self._start <= outcome.seconds:
-                    outcome.up.append((at - self._start, outcome.up[-1][1] + change))
+            self._count_lost(churn.changes, lost_at)
         for ends, size in sim.network.carried.items():
             outcome.link_bytes[" > ".join(ends)] = round(size * site.problem.token_bytes)
         for name, seconds in sim.busy.items():
             outcome.busy_s[site.kinds[name]] = outcome.busy_s.get(site.kinds[name], 0.0) + seconds
         return outcome
+
+    def _count_lost(self, changes: Iterable[tuple[float, str, int]], lost_at: dict[str, float]) -> None:
+        """Add up the times for which devices are lost, given the time of the loss of those that are at the start."""
+        lost_s, kinds, end = self._outcome.lost_s, self._site.kinds, self._start + self._outcome.seconds
+        for at, name, change in (*changes, *((end, name, 1) for name in self._site.kinds)):
+            if change < 0:
+                lost_at[name] = at
+            elif name in lost_at:
+                lost_s[kinds[name]] = lost_s.get(kinds[name], 0.0) + max(0.0, min(at, end) - lost_at.pop(name))
 
     def _begin_churn(self) -> ChurnProcess | None:
         if not self._site.churn:
