@@ -184,6 +184,8 @@ class SiteOutcome:
     """Arrangements of randomly chosen answers."""
     lost_s: dict[str, float] = field(default_factory=dict)
     """Total seconds for which devices with blocks were lost, by profile."""
+    up: list[tuple[float, int]] = field(default_factory=list)
+    """Times of changes, and the number of devices with blocks that are up from each time on."""
 
     @property
     def throughput(self) -> float | None:

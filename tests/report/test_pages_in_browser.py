@@ -17,6 +17,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.simulation_summary import (
     Cell,
+    Power,
     SimulationContext,
     SiteOutcome,
     SweepDocument,
@@ -48,7 +49,8 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     site = SiteOutcome(
         submitted_s=np.arange(30.0), latency_s=np.full(30, 0.5), states=np.arange(30, dtype=np.uint8) % 3,
         devices=Counter({"<b>": 2}), used=2, seconds=30.0, errors=Counter({"BudgetExceeded": 10}),
-        losses=Counter({"kill": 1}), lost_s={"<b>": 10.0},
+        losses=Counter({"kill": 1}), lost_s={"<b>": 10.0}, up=[(0.0, 2), (10.0, 1), (20.0, 2)],
+        power={"<b>": Power(None, None, None)},
     )  # fmt: skip
     context = SimulationContext(
         bundle_id="f" * 64, devices=2, requests=30, sites=1, devices_per_site=2, replicas=2, concurrency=4, rate=1.0,

@@ -78,6 +78,7 @@ class _SiteRun:
         sim, site, outcome = self._sim, self._site, self._outcome
         churn = self._begin_churn()
         lost_at = dict.fromkeys(churn.down if churn is not None else (), sim.now)
+        outcome.up = [(0.0, outcome.used - len(lost_at))]
         for name in sim.busy:
             sim.busy[name] = 0.0
         sim.network.carried.clear()
@@ -98,6 +99,9 @@ class _SiteRun:
             outcome.losses = churn.losses
             outcome.has_outage |= bool(churn.losses)
             self._count_lost(churn.changes, lost_at)
+            for at, _, change in churn.changes:
+                if at - self._start <= outcome.seconds:
+                    outcome.up.append((at - self._start, outcome.up[-1][1] + change))
         for ends, size in sim.network.carried.items():
             outcome.link_bytes[" > ".join(ends)] = round(size * site.problem.token_bytes)
         for name, seconds in sim.busy.items():

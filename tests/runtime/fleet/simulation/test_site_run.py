@@ -126,6 +126,7 @@ def test_no_request_is_lost_while_devices_come_and_go(make_problem, simulate, ki
     assert outcome.retries > 0 or kind == "drain"
     up = 1 - sum(outcome.lost_s.values()) / (2 * outcome.seconds)
     assert up == pytest.approx(0.9, abs=0.06 if kind != "drain" else 0.12)
+    assert all(0 <= count <= 2 for _, count in outcome.up)
 
 
 LOSS = st.builds(
