@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -195,7 +196,7 @@ def ready_source(peers: Path | PeersFile, bundle: Path | Bundle | None, **settin
 
 @contextlib.contextmanager
 def http_server(peers: Path, bundle: Path | None, *more: object) -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    """Start ``ls-edge serve`` with ``more`` words; yield the process and its address."""
+    """Start ``ls-edge serve`` with ``more`` words; yield the process and its address when it can answer images."""
     words = [sys.executable, "-m", "ls_edge", "serve", "--peers", peers, "--http", "127.0.0.1:0", *more]
     words += () if bundle is None else ("--bundle", bundle)
     with subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True) as process:
@@ -205,9 +206,17 @@ def http_server(peers: Path, bundle: Path | None, *more: object) -> Iterator[tup
             found = next((match for line in lines if (match := re.search(r"url=http://(\S+):(\d+) ", line))), None)
             if found is None:
                 raise BenchmarkError("ls-edge serve does not start")
-            yield process, (found[1], int(found[2]))
+            address = (found[1], int(found[2]))
+            wait_for(lambda: _is_ready(address), "the peers of ls-edge serve")
+            yield process, address
         finally:
             process.terminate()
+
+
+def _is_ready(address: Address) -> bool:
+    with contextlib.closing(http.client.HTTPConnection(*address, timeout=10.0)) as connection:
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
 
 
 def cpu_s(processes: Iterable[subprocess.Popen[Any]]) -> float:
