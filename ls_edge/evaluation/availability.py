@@ -120,14 +120,13 @@ class Batches:
         low, high = np.quantile(known, [max(0.0, share - rank), min(1.0, share + rank)])
         return Interval(float(low), float(high))
 
-    def rate(self, kept: Bools) -> Interval:
-        """Return the interval of the number of ``kept`` requests of a site per second."""
+    def spread_of_rate(self, kept: Bools) -> float:
+        """Return half of the interval of the ``kept`` requests per second, relative to them; all sites are alike."""
         counts = np.bincount(self.numbers[kept], minlength=len(self.lengths))
         total, batches = int(counts.sum()), len(counts)
         beyond = float(((counts - total / self.seconds * self.lengths) ** 2).sum()) * batches / max(1, batches - 1)
         student = _Z + (_Z**3 + _Z) / (4 * max(1, batches - 1))
-        error = student * math.sqrt(beyond)
-        return Interval(max(0.0, total - error) / self.seconds, (total + error) / self.seconds)
+        return student * math.sqrt(beyond) / max(1, total)
 
     def _interval(self, hit: Bools) -> Interval:
         """Return the interval of the fraction of hits, computed from the rarer of hits and misses."""

@@ -212,12 +212,12 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     latency = taken[is_answered]
     answered = int(is_answered.sum())
     intervals = {name: batches.quantile(taken, is_answered, share) for name, share in _SHARES.items()}
-    rates = [rate for outcome in outcomes if (rate := outcome.throughput) is not None]
     device_s = sum(outcome.used * outcome.seconds for outcome in outcomes)
     losses = _total(outcome.losses for outcome in outcomes)
     reasons = _total(outcome.reasons for outcome in outcomes)
     whole = _share(batches, states == WHOLE, context)
     rounds = max(1, len(outcomes) // context.sites)
+    rate, error = _throughput(outcomes, context)
     up_share = 1 - sum(sum(outcome.lost_s.values()) for outcome in outcomes) / device_s if device_s else None
     powers = {name: power for outcome in outcomes for name, power in outcome.power.items()}
     profiles, joules = {}, 0.0
@@ -253,8 +253,8 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         top1=None,
         top1_interval=None,
         executed=0,
-        throughput=_rounded(sum(rates) / rounds) if rates else None,
-        throughput_interval=_rounded_interval(*batches.rate(is_answered), times=context.sites) if rates else None,
+        throughput=_rounded(rate) if rate else None,
+        throughput_interval=_rounded_interval(max(0.0, rate - error), rate + error) if rate else None,
         latency_ms=Quantiles(**{name: _rounded(v) for name, v in msgspec.structs.asdict(quantiles(latency)).items()}),
         latency_intervals_ms={name: _rounded_interval(*one) for name, one in intervals.items() if one is not None},
         seconds=_rounded(max(outcome.seconds for outcome in outcomes)) or 0.0,
@@ -273,6 +273,20 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         warnings=_warnings(whole, sum(losses.values()), context),
         **{**msgspec.structs.asdict(context), "requests": len(states)},
     )
+
+
+def _throughput(outcomes: Sequence[SiteOutcome], context: SimulationContext) -> tuple[float, float]:
+    """Return the throughput of all sites and half of its interval; only sites with the same devices are alike."""
+    alike: dict[frozenset[tuple[str, int]], list[SiteOutcome]] = {}
+    for outcome in outcomes:
+        alike.setdefault(frozenset(outcome.devices.items()), []).append(outcome)
+    total = squares = 0.0
+    for sites in alike.values():
+        rate = sum(one.throughput or 0.0 for one in sites) * context.sites / len(outcomes)
+        is_answered = np.concatenate([one.states for one in sites]) != FAILED
+        total += rate
+        squares += (rate * Batches.of(sites, context.outage_s).spread_of_rate(is_answered)) ** 2
+    return total, math.sqrt(squares)
 
 
 def answer_text(whole: ShareEstimate, sites: int) -> str:
@@ -312,8 +326,8 @@ def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
     return sum(counters, Counter[str]())
 
 
-def _rounded_interval(low: float, high: float, times: int = 1) -> Interval:
-    return Interval(round(low * times, 6), round(high * times, 6))
+def _rounded_interval(low: float, high: float) -> Interval:
+    return Interval(round(low, 6), round(high, 6))
 
 
 def _rounded(value: float | None) -> float | None:

@@ -107,6 +107,16 @@ def test_a_battery_lasts_as_long_in_the_summary_as_between_two_losses(make_probl
     assert summary.losses.up_share == pytest.approx(2 / 3, rel=0.1)
 
 
+@pytest.mark.parametrize("churn", [(), (Churn.parse("up=20s,down=1s"),)])
+def test_sites_of_different_speeds_have_an_interval_around_the_sum_of_their_throughputs(make_problem, summarize, churn):
+    """Sites of 250 and 12.5 images a second; the fast one ends after a twentieth of the time of the slow one."""
+    summary = summarize(make_problem(1.0, 20.0), churn=churn, devices=2, requests=1000, site_size=1)
+    low, high = summary.throughput_interval
+    assert low < summary.throughput < high
+    assert summary.throughput == pytest.approx(262.5, rel=0.1)
+    assert high - low < (60 if churn else 30)
+
+
 def test_a_source_that_is_slower_than_the_devices_limits_throughput(make_problem, summarize):
     summary = summarize(make_problem(1.0, 1.0, source_ms=5.0), devices=2, requests=200)
     assert summary.throughput == pytest.approx(200.0, rel=0.03)
