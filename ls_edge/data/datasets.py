@@ -284,10 +284,15 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
         _refuse_splits(listing, source, f"a folder like {wrapper}" if is_tar else f"{Path(source) / wrapper}/")
         return _image_set(listing, source, which, part, f"{source}{between}{wrapper}" if wrapper else source)
     where = f"{source}{between}{wrapper}{name}"
+    used = [choose_part(tops, each)[0] for each in ("train", "eval")]
+    unused = {path: path.split("/")[0] for path in listing.images if path.split("/")[0] not in used}
     inner, wrapper = unwrap(expand(listing.below(f"{name}/"), where))
     where += f"/{wrapper}" if wrapper else ""
     if which == "val" and not is_tar and not any("/" in path for path in inner.images):
         inner.images = _labeled(inner.images, Path(source))
+    inner.ignored.update(
+        {f"../{path}": f"in {printable(top)}" if "/" in path else STRAY for path, top in unused.items()}
+    )
     return _image_set(inner, source, which, part, where)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ls_edge.core.errors import DataError
+from ls_edge.core.errors import DataError, printable
 from ls_edge.data.splits import split_of
 
 EXTENSIONS = frozenset(
@@ -199,10 +199,10 @@ def tar_stem(name: str) -> str | None:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image according to its content."""
+    """Return whether a file is an image according to its content; a tar begins with a name, such as ``BMW``."""
     try:
         with path.open("rb") as stream:
-            return stream.read(4).startswith(_IMAGE_STARTS)
+            return stream.read(4).startswith(_IMAGE_STARTS) and not tarfile.is_tarfile(path)
     except OSError:
         return False
 
@@ -382,7 +382,7 @@ def _walk(top: _DiskFolder | _TarFolder) -> Listing:
             if isinstance(node, (ImageFile, str)):
                 found.add(path, name, node, hidden)
             elif node.identity not in above:  # not a link to a folder above
-                inner = hidden or (f"in {name}" if is_hidden(name) else "")
+                inner = hidden or (f"in {printable(name)}" if is_hidden(name) else "")
                 if not inner:
                     found.folders.add(path)
                 waiting.append((f"{path}/", node, above, inner))

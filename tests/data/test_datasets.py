@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from timm.data.readers.reader_image_folder import natural_key
 
-from ls_edge.cli.output import note_account
+from ls_edge.cli.output import note_account, print_json
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import (
     image_warnings,
@@ -391,6 +391,31 @@ def test_ignored_files_are_counted_by_reason(tmp_path, capsys):
         "in $RECYCLE.BIN 1, in @eaDir 1, in lost+found 1, no extension 1, not in a class folder 1, unreadable 2\n"
     )
     assert out == ""
+
+
+def test_images_outside_both_splits_are_counted(tmp_path):
+    write_folder(tmp_path / "d", {
+        "train_1/cat/1.png": b"x", "train_1/dog/1.png": b"x", "train_2/cat/2.png": b"x", "val/cat/3.png": b"x",
+        "test/cat/4.png": b"x", "others/cat/5.png": b"x", "others/notes.txt": b"x", "cover.jpg": b"x",
+    })  # fmt: skip
+    for data in (tmp_path / "d", tarred(tmp_path / "d")):
+        for part, images in (("train", 2), ("eval", 1)):
+            account = open_data(str(data), part).account()
+            assert account["images"] == images
+            assert account["ignored"] == {"in train_2": 1, "in test": 1, "in others": 1, "not in a class folder": 1}
+
+
+def test_folders_whose_names_are_not_utf8_are_counted_in_json(tmp_path):
+    write_folder(
+        tmp_path, {**renamed("val"), "train/cat/1.png": b"x", "o\udcff/1.png": b"x", "val/.h\udcff/1.png": b"x"}
+    )
+    print_json(open_data(str(tmp_path), "eval").account())
+
+
+def test_a_tar_whose_first_class_looks_like_an_image_is_a_tar(tmp_path):
+    """A Windows bitmap begins with ``BM``."""
+    found = open_data(str(write_tar(tmp_path / "cars.tar", {"BMW/1.png": b"x", "VW/1.png": b"x"})), "eval")
+    assert found.classes == ("BMW", "VW")
 
 
 def test_an_image_is_recognized_by_its_content_where_its_name_is_given(tmp_path):
