@@ -166,7 +166,7 @@ def _expected(candidate: Candidate) -> Expected:
         latency_ms=_number(estimates.latency_ms),
         throughput=_number(estimates.throughput),
         energy_mj=_number(estimates.energy_mj),
-        battery_h=_number(formula.battery_h),
+        battery_h=_number(estimates.battery_h),
         whole_share=_number(formula.whole_share, 6),
         policy=estimates.policy,
         placement=_shown(candidate.placement) or None,

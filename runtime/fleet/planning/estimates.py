@@ -93,7 +93,7 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
         throughput=throughput,
         energy_mj=None if None in energies else sum(one for one in energies if one is not None),
-        battery_h=_battery(problem, load, throughput),
+        battery_h=battery_h(problem, {name: share * processes[name].busy_ms for name, share in load.items()}, throughput),
         whole_share=whole_share(problem, placement),
         route=visited,
     )
@@ -237,15 +237,18 @@ def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, i
     return {name: max(1, count) for name, count in found.items()}
 
 
-def _battery(problem: PlanningProblem, load: dict[str, float], throughput: float) -> float | None:
-    """Return the hours until the first battery is empty; None if the power of its device is unknown."""
+def battery_h(problem: PlanningProblem, busy_ms: Mapping[str, float], throughput: float) -> float | None:
+    """Return the hours until the first battery is empty, given how long an image occupies the engine of each device.
+
+    Return None if the power of a device with a battery is unknown.
+    """
     hours: list[float] = []
     for device in problem.devices:
         if device.battery_wh is None:
             continue
         if device.watts is None or device.idle_watts is None:
             return None
-        busy = min(1.0, load.get(device.name, 0.0) * device.busy_ms * throughput / 1e3)
+        busy = min(1.0, busy_ms.get(device.name, 0.0) * throughput / 1e3)
         watts = device.idle_watts + busy * max(0.0, device.watts - device.idle_watts)
         hours.append(device.battery_wh / watts if watts > 0 else float("inf"))
     return min(hours) if hours else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
-from ls_edge.runtime.fleet.planning.estimates import Estimates, throughput_of
+from ls_edge.runtime.fleet.planning.estimates import Estimates, battery_h, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
 
@@ -46,14 +46,16 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
     # A short simulation can exceed the throughput of engines that never wait.
     throughput = min(throughput, sum(1e3 / ms for ms in times if ms > 0) or float("inf"))
     source_ms = problem.source_ms(placement)
+    throughput = round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4)
     busy_ms = {SOURCE: source_ms, **{name: 1e3 * seconds / answers for name, seconds in sim.busy.items()}}
     watts = {name: process.watts for name, process in problem.processes.items() if busy_ms.get(name)}
     energy = sum(busy_ms[name] * power for name, power in watts.items() if power is not None)
     return Estimates(
         policy=policy,
         latency_ms=round(latency * 1e3 + source_ms, 4),
-        throughput=round(min(throughput, 1e3 / source_ms if source_ms else throughput), 4),
+        throughput=throughput,
         energy_mj=None if None in watts.values() else round(energy, 4),
+        battery_h=battery_h(problem, busy_ms, throughput),
     )
 
 

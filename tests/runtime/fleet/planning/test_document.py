@@ -59,6 +59,15 @@ def test_the_simulation_chooses_the_policy_and_formulas_are_kept(plan):
     assert formula.expected == formula.formula == found.formula
 
 
+def test_a_battery_lasts_as_long_as_the_throughput_next_to_it_allows(plan):
+    """Two devices of 10 W, 2 W idle, share 16 ms of each image."""
+    power = {"ends_size": 0, "watts": 10.0, "idle_watts": 2.0, "battery_wh": 10.0}
+    found = plan(devices(2, visit_ms=8.0, runtime_ms=5.0, runtime_mean_ms=5.0, **power), "throughput")
+    for one in (found.formula, found.expected, *found.baselines.values()):
+        busy = one.throughput * 0.016 / sum(map(bool, one.placement.values()))
+        assert one.battery_h == pytest.approx(10.0 / (2.0 + 8.0 * busy), rel=0.01)
+
+
 def test_fleets_too_large_to_simulate_are_estimated_by_formula(plan):
     found = plan(devices(24, capacity=1), "throughput", replicas=3)
     assert found.warnings == ["24 devices are too many to simulate, so all estimates are by formula"]
