@@ -76,6 +76,11 @@ class PartLoad(msgspec.Struct, frozen=True):
     resident_bytes: int | None
     """Growth of the process's memory, excluding the memory of a graphics card."""
 
+    @property
+    def taken_bytes(self) -> int:
+        """Memory of the part."""
+        return max(self.file_bytes, self.resident_bytes or 0)
+
 
 class BatchTimes(msgspec.Struct, frozen=True):
     """Times of the parts at one batch size."""
@@ -158,8 +163,8 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     @property
     def block_memory_bytes(self) -> int:
         """Mean memory of one block."""
-        blocks = [part for part in self.parts if part.part.startswith("block ")]
-        return round(sum(max(part.file_bytes, part.resident_bytes or 0) for part in blocks) / len(blocks))
+        blocks = [part.taken_bytes for part in self.parts if part.part.startswith("block ")]
+        return round(sum(blocks) / len(blocks))
 
 
 class LinkTimes(msgspec.Struct, frozen=True):

@@ -106,7 +106,7 @@ def profile_bundle(
     ) as pipeline:
         parts, workspace = _loads(bundle, marks), pipeline.executor.workspace
         taken = taken_bytes(sum(part.file_bytes for part in parts), resident, workspace)
-        multiprocessors = _multiprocessors(workspace)
+        facts = msgspec.structs.replace(device.facts, multiprocessors=_multiprocessors(workspace))
         for done, size in enumerate(sizes, opened):
             on_step(done, steps, f"batch {size}")
             measured[size] = time_batch(pipeline, size, duration, device.sensors, visits_s=duration / 4)
@@ -117,7 +117,7 @@ def profile_bundle(
         device,
         before,
         power,
-        multiprocessors,
+        facts,
         engine=library_of(pipeline.choice.kind),
         provider=pipeline.provider,
         threads=threads,
@@ -141,7 +141,7 @@ def profile_blocks(
     """Time the open blocks of a peer for ``duration`` seconds, with one image and with ``max_batch``.
 
     ``call`` runs a function on the thread that owns the engines. Idle power is unknown; since the engines are already
-    open, only their GPU memory is known.
+    open, only their GPU memory is known. The memory that they take counts as available: a plan replaces them.
     """
     engine = next(iter(executor.engines.values()))
     before = device.sensors.state()
@@ -151,19 +151,27 @@ def profile_blocks(
         with PowerMeter(device.sensors) as meter:
             timed[str(size)] = time_blocks(bundle, executor, size, duration, call)
         readings.append(meter.reading)
-    sizes = {name: bundle.part(name).bytes for name in map(part_name, executor.engines)}
+    owners: dict[int, int] = {}
+    sizes = {
+        part_name(part): bundle.part(part_name(part)).bytes * (owners.setdefault(id(one), part) == part)
+        for part, one in executor.engines.items()
+    }
+    workspace, free = executor.workspace, device.facts.available_bytes
+    taken = taken_bytes(sum(sizes.values()), None, workspace)
+    if free is not None and (workspace is None or workspace.cuda.is_integrated()):
+        free += taken
     return _document(
         bundle,
         device,
         before,
         readings[0],
-        _multiprocessors(executor.workspace),
+        msgspec.structs.replace(device.facts, multiprocessors=_multiprocessors(workspace), available_bytes=free),
         engine=library_of(engine.kind),
         provider=engine.provider,
         threads=getattr(engine, "threads", 1),
         batch=timed,
         parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
-        memory_bytes=taken_bytes(sum(sizes.values()), None, executor.workspace),
+        memory_bytes=taken,
         idle_watts=None,
         energy_mj_per_image=None,
     )
@@ -174,7 +182,7 @@ def _document(
     device: MeasuredDevice,
     before: DeviceState,
     power: PowerReading | None,
-    multiprocessors: int | None,
+    facts: DeviceFacts,
     **measured: Any,
 ) -> DeviceProfile:
     """Return the profile of a measurement that ends now; ``measured`` contains its other fields."""
@@ -186,7 +194,7 @@ def _document(
         model_id=manifest.model_id,
         model=manifest.model,
         precision=manifest.precision,
-        device=msgspec.structs.replace(device.facts, multiprocessors=multiprocessors),
+        device=facts,
         power_watts=None if power is None else power.watts,
         power_scope=None if power is None else power.scope,
         power_channels={} if power is None else power.channels,

@@ -9,7 +9,9 @@ import pytest
 from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 from ls_edge.device.sensors import Sensors
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.measuring import taken_bytes
+from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import MeasuredDevice, profile_blocks, profile_bundle
 
@@ -122,9 +124,29 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
         )
         assert measured.device.multiprocessors == 8
         assert measured.memory_bytes == workspace.taken_bytes() > 10 * files
+        freed = measured.device.available_bytes - device.facts.available_bytes
+        assert freed == (measured.memory_bytes if integrated else 0), "the memory of a card is not the host's"
         monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 10 * files)
         assert taken_bytes(0, 0, workspace) == workspace.taken_bytes() + (0 if integrated else 10 * files)
         gpu.free("device", address)
+
+
+def test_the_engines_of_a_running_peer_count_as_available_memory_and_each_only_once(bundle, tmp_path, monkeypatch):
+    """Two of three blocks share an engine; a plan replaces all of them."""
+    monkeypatch.setattr(hardware, "memory_gib", lambda: (2.0, 1.0))
+    engines = open_block_engines(bundle, [1, 2], threads=1)
+    executor = Executor({**engines, 3: engines[2]})
+    found = profile_blocks(
+        bundle,
+        executor,
+        MeasuredDevice("orin-0", Sensors(tmp_path)),
+        max_batch=1,
+        duration=0.02,
+        call=lambda run: run(),
+    )
+    taken = [bundle.part("block 1").bytes, bundle.part("block 2").bytes, 0]
+    assert [part.file_bytes for part in found.parts] == taken
+    assert (found.memory_bytes, found.device.available_bytes) == (sum(taken), 2**30 + sum(taken))
 
 
 def test_invalid_arguments_are_refused(bundle):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import is_name
 from ls_edge.core.text import short_id
 from ls_edge.device.profile import DeviceProfile, LinksDocument, load_links, load_profile
@@ -292,15 +293,17 @@ def _device(
     free = profile.device.available_bytes
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much")
-    block_bytes = max(1, profile.block_memory_bytes)
-    room = block_bytes * sizes.num_blocks + profile.memory_bytes if free is None else free * MEMORY_SHARE
+    block_bytes, parts = max(1, profile.block_memory_bytes), {part.part for part in profile.parts}
+    missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
+    taken = profile.memory_bytes + sum(part.taken_bytes for part in source.profile.parts if part.part in missing)
+    room = block_bytes * sizes.num_blocks + taken if free is None else free * MEMORY_SHARE
     if profile.device.emulated is not None:
         assumed.append(f"{one.name} is emulated, by {profile.device.emulated}")
     return PlannedDevice(
         name=one.name,
         block_ms=profile.block_ms,
         capacity=room / block_bytes,
-        ends_size=max(0.0, profile.memory_bytes / block_bytes - len(profile.one_at_a_time.blocks_ms)),
+        ends_size=max(0.0, taken / block_bytes - len(parts - set(ENDS.values()))),
         stem_ms=ends[0],
         head_ms=ends[1],
         visit_ms=network.visits[one.name] + runtime_ms,

@@ -18,6 +18,7 @@ from ls_edge.runtime.fleet.planning.from_profiles import (
     problem_of,
     read_profiles,
 )
+from ls_edge.runtime.fleet.planning.problem import with_ends
 from ls_edge.runtime.protocol.codecs import wire_bytes
 
 PART_BYTES = 1000
@@ -81,6 +82,18 @@ def test_a_device_has_the_times_and_the_memory_of_its_profile(bundle, make_profi
     problem, assumptions = problem_of(bundle, PlanningInputs((make_profile(),)))
     assert problem.devices[0].capacity >= bundle.num_blocks
     assert assumes(assumptions, "a has memory for every block: its profile does not say how much")
+
+
+def test_a_peer_without_stem_and_head_needs_the_memory_of_the_sources(bundle, make_profile):
+    parts = [
+        {"part": part, "load_ms": 0.0, "built": False, "file_bytes": PART_BYTES, "resident_bytes": None}
+        for part in ("block 0", "block 1")
+    ]
+    held = {"parts": parts, "memory_bytes": 3 * PART_BYTES}  # a thousand bytes besides the parts
+    peer = make_profile("peer", ends_ms=None, **held)
+    problem, _ = problem_of(bundle, PlanningInputs((peer,), source=make_profile()))
+    assert problem.devices[0].ends_size == pytest.approx(3)
+    assert with_ends(problem, {"peer": tuple(range(bundle.num_blocks))}) is not None, "memory without a known limit"
 
 
 def test_unmeasured_links_have_the_given_speed_and_tokens_the_given_codec(bundle, make_profile):
