@@ -87,13 +87,14 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
     transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
+    busy_ms = {name: share * processes[name].busy_ms for name, share in load.items()}
     energies = [None if (mj := processes[name].block_mj) is None else share * mj for name, share in load.items()]
     saved = min(first * (1 - sent) + last * (1 - got), transfers)  # a transfer takes time, however small
     return FormulaEstimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
         throughput=throughput,
         energy_mj=None if None in energies else sum(one for one in energies if one is not None),
-        battery_h=battery_h(problem, {name: share * processes[name].busy_ms for name, share in load.items()}, throughput),
+        battery_h=battery_h(problem, busy_ms, throughput),
         whole_share=whole_share(problem, placement),
         route=visited,
     )
