@@ -100,9 +100,14 @@ class HeldParts(Numbers):
         return HeldParts((*range(num_blocks), STEM, HEAD)) if len(self) > _ALL else self
 
     @property
+    def listed(self) -> tuple[int, ...]:
+        """Parts that are listed one by one; none for ``all``."""
+        return () if len(self) > _ALL else tuple(self)
+
+    @property
     def numbered(self) -> tuple[int, ...]:
         """Blocks that are listed by number; none for ``all``."""
-        return () if len(self) > _ALL else tuple(part for part in self if part not in ENDS)
+        return tuple(part for part in self.listed if part not in ENDS)
 
 
 class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -190,7 +190,7 @@ class Observer(Client):
             state=judged,
             bundle_id=welcome.bundle_id if welcome is not None else None,
             model_id=welcome.model_id if welcome is not None else None,
-            blocks=shown_parts(session.peer.blocks.numbered if welcome is None else welcome.blocks),
+            blocks=shown_parts(session.peer.blocks.listed if welcome is None else welcome.blocks),
             warm=state is not None and state.warm,
             queue=state.queue if state is not None else None,
             credits=state.credits if state is not None else None,
@@ -214,7 +214,7 @@ class Observer(Client):
         if welcome is None or not welcome.files or any(file.digest == self._digest for file in welcome.files):
             return ""
         version = welcome.files[0].version
-        are_other = bool(here.numbered and welcome.blocks) and set(here) != set(welcome.blocks)
+        are_other = bool(here.listed and welcome.blocks) and set(here) != set(welcome.blocks)
         if not version and (not are_other or welcome.note):
             return ""
         running = [one.welcome.files[0] for one in self.sessions.values() if one.welcome and one.welcome.files]

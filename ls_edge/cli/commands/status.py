@@ -103,7 +103,7 @@ def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
 
 
 def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
-    """Describe problems of the fleet: different models, missing links, and blocks with few holders."""
+    """Describe problems of the fleet: different models, missing links, and parts with few holders."""
     if len(models := {status.model_id for status in found.values() if status.model_id}) > 1:
         yield f"peers serve {len(models)} different models, which do not work together"
     if lacking := unreached(found):
@@ -116,13 +116,12 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
         for name, status in found.items()
         if status.state == PeerState.ALIVE or status.reached_through
     }
-    holders = _holders(alive, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)]))
+    holders = _holders(alive, file, _count([*alive.values(), *(peer.blocks.numbered for peer in file.peers)]))
     ways = {name: found[name].leads_to for name in alive if found[name].leads_to}
-    if beyond := [
-        block for block, names in holders.items() if not names and any(block in way for way in ways.values())
-    ]:
+    seen_behind = set().union(*ways.values())
+    if beyond := [part for part, names in holders.items() if not names and ENDS.get(part, part) in seen_behind]:
         yield f"{name_blocks(beyond)}: out of sight, behind {', '.join(ways)}"
-    yield from _gaps({block: names for block, names in holders.items() if block not in beyond})
+    yield from _gaps({part: names for part, names in holders.items() if part not in beyond})
 
 
 def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
@@ -151,31 +150,39 @@ def _count(held: Iterable[Collection[ShownPart]]) -> int:
     return 1 + max((part for parts in held for part in parts if isinstance(part, int) and part not in ENDS), default=-1)
 
 
-def _holders(blocks_of: Mapping[str, Collection[ShownPart]], count: int) -> dict[int, list[str]]:
-    return {block: [name for name, held in blocks_of.items() if block in held] for block in range(count)}
+def _holders(parts_of: Mapping[str, Collection[ShownPart]], file: PeersFile, count: int) -> dict[int, list[str]]:
+    """Return the holders of each block, and of stem and head if a peer of the file has them."""
+    ends = [end for end in ENDS if any(end in peer.blocks for peer in file.peers)]
+    return {
+        part: [name for name, held in parts_of.items() if ENDS.get(part, part) in held]
+        for part in (*range(count), *ends)
+    }
 
 
 def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
-    """Name blocks without a holder, and blocks with only one."""
-    if unheld := [block for block, names in holders.items() if not names]:
+    """Name parts without a holder, and parts with only one."""
+    if unheld := [part for part, names in holders.items() if not names]:
         yield f"{name_blocks(unheld)}: no holder"
-    if one := [block for block, names in holders.items() if len(names) == 1]:
-        them = "it" if len(one) == 1 else "them"
-        yield f"{name_blocks(one)}: one holder only; without it answers skip {them} or fail"
+    one = {part for part, names in holders.items() if len(names) == 1}
+    if blocks := one - ENDS.keys():
+        them = "it" if len(blocks) == 1 else "them"
+        yield f"{name_blocks(blocks)}: one holder only; without it answers skip {them} or fail"
+    if ends := one & ENDS.keys():
+        yield f"{name_blocks(ends)}: one holder only; without it sources without a bundle get no answers"
 
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     file.check_codecs(CODECS)
     count = _count(peer.blocks.numbered for peer in file.peers) if bundle is None else bundle.num_blocks
     file = file.of_model(count)
-    holders = _holders({peer.name: peer.blocks for peer in file.peers}, count)
+    holders = _holders({peer.name: shown_parts(peer.blocks) for peer in file.peers}, file, count)
     if as_json:
         document: dict[str, Any] = {
             "peers": {peer.name: {"address": peer.address, "blocks": shown_parts(peer.blocks)} for peer in file.peers},
             "sources": [source.name for source in file.sources],
             "keys": file.uses_keys,
             "insecure": file.insecure,
-            "holders": holders,
+            "holders": {str(ENDS.get(part, part)): names for part, names in holders.items()},
             "bundle_id": None if bundle is None else bundle.manifest.bundle_id,
         }
         print_json(document)

@@ -121,6 +121,19 @@ def test_blocks_of_peers_out_of_sight_have_holders(serve, write_peers, tiny_bund
     assert not any("no holder" in line for line in lines)
 
 
+def test_stem_and_head_without_holders_are_named(serve, write_peers, tiny_bundle):
+    file = load_peers(write_peers({"a": "stem, 0-5", "b": "0-5, head"}))
+    serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+    with Observer(file) as observer:
+        found = observer.look(2.0)
+    assert found["b"].blocks == (*range(6), "head")
+    assert list(remarks(found, file)) == [
+        "the head: no holder",
+        "blocks 0-5: one holder only; without it answers skip them or fail",
+        "the stem: one holder only; without it sources without a bundle get no answers",
+    ]
+
+
 def test_peers_of_different_models_are_not_told_to_copy_their_file(write_peers):
     status = PeerStatus(
         reachable=True, key="none", state=PeerState.ALIVE, model_id="x", blocks=(0,), warm=True, address=""
