@@ -39,6 +39,8 @@ class OpenedModel:
     record: Manifest | RunRecord
     """Preprocessing, classes, training images and method."""
     model: str
+    weights: str
+    """Digest of a run's weights, or a bundle's id."""
     bands: Bands
     owners: Sequence[int]
     """First block with the same weights, for each block."""
@@ -69,6 +71,7 @@ class OpenedModel:
             "part": images.part,
             "account": images.account(self.skipped),
             "model": self.model,
+            "weights": self.weights,
             "method": self.record.method,
             "engine": self.engine,
             "blocks": self.blocks.num_blocks,
@@ -115,7 +118,8 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
         bundle = Bundle.open(folder)
         with Pipeline.open(bundle, threads=settings.threads) as pipeline:
             m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
-            yield OpenedModel(folder, pipeline, m, m.model, bundle.bands, bundle.owners, engine, settings, warn)
+            own = (m, m.model, m.bundle_id, bundle.bands, bundle.owners)
+            yield OpenedModel(folder, pipeline, *own, engine, settings, warn)
         return
     require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch
@@ -128,7 +132,7 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
     dtype = choose_precision(settings.precision, chosen)
     run = load_run(folder, chosen)
     r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
-    about = (r, shown_model(r, run.view), run.bands, run.view.owners, engine, settings, warn)
+    about = (r, shown_model(r, run.view), run.weights_sha256, run.bands, run.view.owners, engine, settings, warn)
     with preserve_rng_state():
         torch.set_num_threads(choose_threads(settings.threads, run.view))
         yield OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

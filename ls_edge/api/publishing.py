@@ -61,7 +61,6 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
         raise UsageError(f"{to} exists and is not an empty folder; name a new one")
     else:
         check_folder(to)
-    evaluation = _evaluation(folder / EVALUATION)
     with contextlib.ExitStack() as stack:
         if is_hub(to):
             target = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ls-edge-")))
@@ -70,9 +69,9 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
             target.mkdir(parents=True, exist_ok=True)
         write = _write_bundle if is_bundle(folder) else _write_run
         described, problem = write(folder, target)
-        card = model_card(name, **described, evaluation=evaluation, license_name=license, timm_problem=problem)
+        card = model_card(name, **described, license_name=license, timm_problem=problem)
         (target / CARD).write_text(card, encoding="utf-8")
-        if evaluation is not None:
+        if described["evaluation"] is not None:
             shutil.copyfile(folder / EVALUATION, target / EVALUATION)
         files = sorted(path for path in target.rglob("*") if path.is_file())
         where = _upload(target, str(to), name) if is_hub(to) else printable(to)
@@ -86,13 +85,21 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
         )
 
 
-def _evaluation(path: Path) -> Evaluation | None:
+def _evaluation(folder: Path, weights: str) -> Evaluation | None:
+    """Return the evaluation in a folder; raise :class:`DataError` if it is not of these ``weights``."""
+    path = folder / EVALUATION
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
     except msgspec.MsgspecError as error:
         raise DataError(f"{path} is not a document of 'ls-edge eval --json': {error}; write it again") from None
+    if found.settings.get("weights") != weights:
+        raise DataError(
+            f"{path} has the results of another model, or of this one before it was trained again; write it again with "
+            f"'ls-edge eval {folder} --data DATA --json', or remove it"
+        )
+    return found
 
 
 def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
@@ -102,6 +109,7 @@ def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     from ls_edge.training.runs.published import write_published
 
     run = load_run(folder)
+    evaluation = _evaluation(folder, run.weights_sha256)
     problem = write_published(run, target)
     view = run.view
     flops = view.work.forward
@@ -111,13 +119,20 @@ def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
         "tokens between blocks": f"{byte_size(view.token_spec.bytes_per_image)} per image",
     }
     about = {"model": shown_model(run.record, view), "method": run.record.method}
-    return {"about": about, "bands": run.bands, "classes": run.record.classes, "cost": cost}, problem
+    return {
+        "about": about,
+        "bands": run.bands,
+        "classes": run.record.classes,
+        "cost": cost,
+        "evaluation": evaluation,
+    }, problem
 
 
 def _write_bundle(folder: Path, target: Path) -> tuple[dict[str, Any], None]:
     """Write a bundle; return its description for the card."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
+    evaluation = _evaluation(folder, manifest.bundle_id)
     for part_name, part in manifest.part_names():
         (target / part.file).parent.mkdir(exist_ok=True)
         (target / part.file).write_bytes(bundle.read(part_name))
@@ -130,7 +145,13 @@ def _write_bundle(folder: Path, target: Path) -> tuple[dict[str, Any], None]:
         "tokens between blocks": f"{byte_size(manifest.tokens.bytes_per_image)} per image",
     }
     about = {"model": manifest.model, "method": manifest.method}
-    return {"about": about, "bands": bundle.bands, "classes": manifest.classes, "cost": cost}, None
+    return {
+        "about": about,
+        "bands": bundle.bands,
+        "classes": manifest.classes,
+        "cost": cost,
+        "evaluation": evaluation,
+    }, None
 
 
 def _upload(folder: Path, to: str, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import printable
-from ls_edge.core.text import counted
+from ls_edge.core.text import counted, format_bands
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.spread import plus_minus
 from ls_edge.version import __version__
@@ -63,7 +63,7 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
     table = "".join(f"| {kept} | {one:.3f} | {other:.3f} | {more} |\n" for kept, one, other, more in rows)
     return (
         f"Top-1 on {counted(evaluation.images, 'image')} of `{evaluation.settings.get('data', 'unknown data')}`, with "
-        f"{counted(a.orders, 'random order')}:\n\n"
+        f"{counted(a.orders, 'random order')} within `{format_bands(evaluation.settings['bands'])}`:\n\n"
         "| blocks | trained order | random order | between orders (± sample deviation) |\n| --- | --- | --- | --- |\n"
         + table.rstrip()
     )

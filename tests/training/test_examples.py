@@ -55,7 +55,7 @@ def test_the_shared_example_is_one_block_for_all_steps_in_any_order():
         trained = run.view(images)
         assert all(torch.equal(run.view(images, order), trained) for order in run.bands.random_orders(6, seed=0))
     said = json.loads((EXAMPLES / "cifar10-shared" / "eval.json").read_text())
-    assert said["images"] == 5000
+    assert (said["images"], said["settings"]["weights"]) == (5000, run.weights_sha256)
     assert said["sequential"]["top1"] == said["arbitrary"]["top1_worst"] >= 0.66
     assert said["kept"]["6"]["arbitrary"] >= said["sequential"]["top1"] - 0.03
     text = (EXAMPLES / "cifar10-shared" / "README.md").read_text()
@@ -95,7 +95,7 @@ def test_the_documented_accuracies_match_the_evaluation(folder, run):
     assert said["arbitrary"]["orders"] >= 64
     assert said["sequential"]["top1"] >= {"cifar10": 0.80, "cifar10-plain": 0.66}[folder.name]
     assert said["arbitrary"]["top1_mean"] >= 0.95 * said["sequential"]["top1"]
-    assert said["settings"].get("bands", [list(range(8))]) == run.bands.to_json()
+    assert (said["settings"]["bands"], said["settings"]["weights"]) == (run.bands.to_json(), run.weights_sha256)
     text = (folder / "README.md").read_text()
     for figure in (said["sequential"]["top1"], said["arbitrary"]["top1_mean"]):
         assert f"{100 * figure:.1f} %" in text

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     ls_edge.train("digits", folder, epochs=1, depth=4, bands="0/1-3")
     result = ls_edge.evaluate(folder, "digits", orders=2, keep=[2], limit=100)
-    (folder / "eval.json").write_bytes(__import__("msgspec").json.encode(result))
+    (folder / "eval.json").write_bytes(msgspec.json.encode(result))
     return folder
 
 
@@ -97,8 +99,6 @@ def test_export_reads_it_back_as_the_same_model(run, published, tmp_path):
 
 
 def test_changed_weights_are_refused(published, tmp_path):
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "changed"
@@ -131,10 +131,24 @@ def test_foreign_folders_and_broken_evaluations_are_refused(run, tmp_path):
         ls_edge.publish(run, "hf-hub:nobody")
     with pytest.raises(RunError, match="is not a run"):
         ls_edge.publish(tmp_path / "full", tmp_path / "new")
-    (tmp_path / "other").mkdir()
+    shutil.copytree(run, tmp_path / "other")
     (tmp_path / "other" / "eval.json").write_text("{}")
     with pytest.raises(DataError, match=r"eval\.json is not a document"):
         ls_edge.publish(tmp_path / "other", tmp_path / "new")
+
+
+def test_results_of_other_weights_are_not_published(run, tmp_path):
+    ls_edge.train("digits", tmp_path / "run", epochs=0, depth=4, bands="0/1-3")
+    shutil.copyfile(run / "eval.json", tmp_path / "run" / "eval.json")
+    ls_edge.export(tmp_path / "run", tmp_path / "bundle")
+    shutil.copyfile(run / "eval.json", tmp_path / "bundle" / "eval.json")
+    for name in ("run", "bundle"):
+        with pytest.raises(DataError, match=r"eval\.json has the results of another model"):
+            ls_edge.publish(tmp_path / name, tmp_path / "published")
+    result = ls_edge.evaluate(tmp_path / "bundle", "digits", orders=2, keep=[2], limit=100, bands="0/1/2-3")
+    (tmp_path / "bundle" / "eval.json").write_bytes(msgspec.json.encode(result))
+    ls_edge.publish(tmp_path / "bundle", tmp_path / "published")
+    assert "2 random orders within `0/1/2-3`" in (tmp_path / "published" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
