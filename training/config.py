@@ -21,6 +21,8 @@ from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import Threads
+from ls_edge.evaluation.settings import BatchSize, Orders
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 GivenPath = Annotated[str, Meta(min_length=1, description="text that is not empty")]
@@ -52,7 +54,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     source: str = ""
     """DATA: class folders, a tar of them, ``digits``, or a name for timm's dataset factory."""
-    workers: Annotated[int, Meta(ge=0)] | None = None
+    workers: Annotated[int, Meta(ge=0, le=1024)] | None = None
     """Number of processes that decode images; 0 decodes in the training process. None: up to eight with a GPU,
     depending on the number of cores, otherwise 0."""
     cache_mb: Annotated[int, Meta(ge=0)] = 512
@@ -132,9 +134,9 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     teacher: TeacherConfig = TeacherConfig()
     epochs: Annotated[int, Meta(ge=0)] = 20
     """Number of epochs; 0 writes the initial model without training."""
-    batch_size: AtLeastOne = 64
+    batch_size: BatchSize = 64
     """Images per step over all processes."""
-    accumulate: AtLeastOne = 1
+    accumulate: BatchSize = 1
     """Number of parts of a batch that are computed one after the other, to save memory."""
     checkpointing: bool = False
     """Whether to recompute the activations of each block for its gradients: less memory, a third more time."""
@@ -147,12 +149,12 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Type of the weights in the run folder."""
     compile: bool | Literal["auto"] = "auto"
     """Whether to compile blocks; ``auto`` compiles on CUDA. YAML reads ``on`` and ``off`` as booleans."""
-    threads: AtLeastOne | None = None
+    threads: Threads | None = None
     """CPU threads of torch; None: one for models below a million parameters, otherwise torch's choice. A run is
     reproducible bit by bit only with the same number."""
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None
     """Destination of curves by order, blocks kept, and slot; None only writes losses to TensorBoard."""
-    validation_orders: AtLeastOne = 4
+    validation_orders: Orders = 4
     """Number of seeded orders for the validation of a method that shuffles."""
 
     def chosen_method(self, *, could_share: bool, shares: bool = False) -> str:
@@ -304,6 +306,7 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             "leave weights out",
         )
     args = config.model.args
+    drop = args.get("drop_path_rate") or 0.0
     rules = {
         "num_classes": (False, "leave it out: it is the number of classes in the data"),
         "in_chans": (args.get("in_chans") == 3, "use 3 or leave it out: images are decoded to red, green and blue"),
@@ -311,7 +314,11 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
             args.get("global_pool") not in ("", None),
             "use avg, token or another kind, or leave it out: without pooling there is one answer per token",
         ),
+        "drop_path_rate": (isinstance(drop, (int, float)) and 0 <= drop <= 1, "use a number from 0 to 1"),
         "pretrained": (False, "use the key pretrained of the section model, or --pretrained"),
+        "name": (False, "use the key name of the section model, or --model"),
+        "checkpoint_path": (False, "use the key init of the section model, or --init"),
+        "device": (False, "use the key device of the configuration, or --device"),
     }
     for name, (allowed, advice) in rules.items():
         if name in args and not allowed:

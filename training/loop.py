@@ -481,9 +481,11 @@ def _in_force(
         optim = msgspec.structs.replace(optim, lr=rate)
     if optim.average == "auto":
         optim = msgspec.structs.replace(optim, average=method.average)
+    name = config.model.name if is_hub(config.model.name) else initial.model  # of the run that init names
     return msgspec.structs.replace(
         config,
         data=msgspec.structs.replace(config.data, exif_orientation=image.exif_orientation is True),
+        model=msgspec.structs.replace(config.model, name=name),
         bands=None if config.bands is None and initial.bands is None and bands.is_one else bands.to_json(),
         optim=optim,
         method_args=msgspec.to_builtins(method.settings),

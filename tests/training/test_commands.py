@@ -248,6 +248,15 @@ def test_too_little_memory_is_one_line_with_advice(tmp_path, capsys, faulty):
         assert "--accumulate 4" in error
 
 
+def test_the_configuration_of_a_run_names_the_model_of_its_start(folder, tmp_path):
+    train = ["train", "--data", "digits", "--epochs", 0, "--out"]
+    small = ["--model", "vit_cifar", "--set", "model.args={depth: 1, embed_dim: 24, num_heads: 2}"]
+    assert call(*train, tmp_path / "start", *small) == 0
+    assert call(*train, tmp_path / "run", "--init", tmp_path / "start") == 0
+    assert load_run(tmp_path / "run").config.model.name == "vit_cifar"
+    assert call("train", "--config", tmp_path / "run" / "config.yaml", "--out", tmp_path / "again") == 0
+
+
 def test_recipes_are_listed_and_shown(tmp_path, capsys):
     assert call("train", "--list-recipes") == 0
     listed = capsys.readouterr().out

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.training.config import AtLeastOne, BelowOne, Share
+from ls_edge.evaluation.settings import BatchSize
+from ls_edge.training.config import BelowOne, Share
 from ls_edge.training.methods.base import Criterion
 from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
@@ -26,7 +27,7 @@ from ls_edge.training.models.view import BlockView
 class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``anyorder``."""
 
-    groups: AtLeastOne = 4
+    groups: BatchSize = 4
     """Number of parts of a batch, each with its own arrangement."""
     tracks: Share = 0.25
     """Probability of an arrangement in waves of tracks."""

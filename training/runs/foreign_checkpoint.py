@@ -58,8 +58,14 @@ def read_foreign(
         if key in _AVERAGED:
             note(f"{path}: the averaged weights ({key}) are used")
         value = value[key]
-    if not isinstance(value, dict) or not value or not all(isinstance(v, Tensor) for v in value.values()):
-        raise RunError(f"{path} does not hold a dictionary of tensors; save the model's state_dict")
+    content = value if isinstance(value, dict) else {}
+    kinds = (
+        (name, type(item).__name__ if not isinstance(item, Tensor) else "meta" if item.is_meta else str(item.layout))
+        for name, item in content.items()
+    )
+    odd = next((f" ({name!r} is {kind.removeprefix('torch.')})" for name, kind in kinds if kind != "torch.strided"), "")
+    if odd or not content:
+        raise RunError(f"{path} does not hold a dictionary of dense tensors{odd}; save the model's state_dict")
     found = _without_prefixes({str(name): tensor for name, tensor in value.items()}, path, note)
     if any(name.startswith("decoder_") for name in found):
         note(f"{path}: the decoder of the autoencoder is left out")

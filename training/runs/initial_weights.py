@@ -6,6 +6,7 @@ Weights come from a run or a file (``--init``), from timm (``--pretrained``), or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from ls_edge.training.models.small_models import architecture, build, create, im
 from ls_edge.training.models.view import METHOD, BlockView
 from ls_edge.training.runs.checkpoint import CONFIG, LoadedRun, load_run
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
+
+_KEEPS_WEIGHTS = re.compile(r"\w*drop_(path_)?rate|img_size|dynamic_img_(size|pad)")
+"""timm's arguments with which the blocks of a run compute the same: regularization and image size."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,13 @@ def _from_run(
             f"--init {run.folder} is a {record.model}, --model is {config.name}; leave --model out, or give a "
             "checkpoint of that model"
         )
+    for name, value in config.args.items():
+        if value != record.model_args.get(name) and not _KEEPS_WEIGHTS.fullmatch(name):
+            was = repr(record.model_args[name]) if name in record.model_args else "the model's default"
+            raise UsageError(
+                f"model.args.{name} is {value!r}, but --init {run.folder} has weights for a model in which it is "
+                f"{was}; leave it out{', or keep fewer of its blocks with --depth' if name == 'depth' else ''}"
+            )
     args = {**record.model_args, **config.args, "num_classes": len(classes)}
     if config.img_size is not None:
         args["img_size"] = config.img_size

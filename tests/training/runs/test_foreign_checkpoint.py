@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ls_edge.core.errors import ModelError, RunError
 from ls_edge.training.models.small_models import build
@@ -36,12 +37,30 @@ def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, 
             value = {key: value, "epoch": 7, "optimizer": {"lr": 0.1}}
         torch.save(value, path)
     if kind == "pth" and keys == ("checkpoint_of_mine",):
-        with pytest.raises(RunError, match="does not hold a dictionary of tensors"):
+        with pytest.raises(RunError, match="does not hold a dictionary of dense tensors"):
             read_foreign(path)
         return
     made = start(seed=0, init=str(path))
     assert same(made.view.weights(), weights())
     assert made.trained
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (Tensor.to_sparse, "sparse_coo"),
+        (Tensor.to_sparse_csr, "sparse_csr"),
+        (lambda value: value.to("meta"), "meta"),
+        (Tensor.tolist, "list"),
+    ],
+)
+def test_what_is_not_a_dense_tensor_is_named(tmp_path, change, kind):
+    path, name = tmp_path / "w.pth", "module.blocks.1.mlp.fc1.weight"
+    value = prefixed(weights(), "module.")
+    torch.save({"state_dict": {**value, name: change(value[name])}}, path)
+    with pytest.raises(RunError, match=rf"w.pth does not hold a dictionary of dense tensors \('{name}' is {kind}\)"):
+        read_foreign(path)
 
 
 @pytest.mark.parametrize("prefix", ["vit.", "model.encoder.", "visual.trunk.", "_fsdp_wrapped_module."])

@@ -72,6 +72,23 @@ def test_init_at_another_size_resamples_positions(tmp_path):
     assert again.image.size == (32, 32)
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"depth": 5}, "depth is 5, but --init .* in which it is 4; leave it out, or keep fewer .* with --depth$"),
+        ({"depth": 2}, "depth is 2, but --init .* in which it is 4"),
+        ({"num_heads": 4}, "num_heads is 4, but --init .* in which it is 2; leave it out$"),
+        ({"init_values": 1.0}, "init_values is 1.0, but --init .* in which it is the model's default; leave it out$"),
+    ],
+)
+def test_arguments_that_contradict_a_run_are_refused(tmp_path, args, words):
+    """Its weights would fit, but compute something else or ignore the argument."""
+    run = str(save(tmp_path / "run", start()))
+    with pytest.raises(UsageError, match=rf"^model\.args\.{words}"):
+        start(init=run, args=args)
+    assert start(init=run, args={**TINY, "drop_path_rate": 0.1, "img_size": 16}).args["drop_path_rate"] == 0.1
+
+
 @pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped"])
 def test_init_reads_files_of_several_forms(tmp_path, form):
     made = start()
@@ -108,6 +125,12 @@ def test_arguments_that_follow_from_the_data_are_refused(tmp_path):
         ({"in_chans": 1}, "in_chans is 1; use 3 or leave it out: images are decoded to red, green and blue"),
         ({"global_pool": ""}, "global_pool is ''; use avg, token or another kind"),
         ({"pretrained": True}, "pretrained is True; use the key pretrained of the section model"),
+        ({"name": "vit_cifar"}, "name is 'vit_cifar'; use the key name of the section model"),
+        ({"checkpoint_path": "w.pth"}, "checkpoint_path is 'w.pth'; use the key init of the section model"),
+        ({"device": "meta"}, "device is 'meta'; use the key device of the configuration"),
+        ({"drop_path_rate": 2}, "drop_path_rate is 2; use a number from 0 to 1"),
+        ({"drop_path_rate": -0.1}, "drop_path_rate is -0.1; use a number from 0 to 1"),
+        ({"drop_path_rate": "high"}, "drop_path_rate is 'high'; use a number from 0 to 1"),
     ):  # fmt: skip
         (tmp_path / "train.yaml").write_text(json.dumps({"model": {"args": args}}))
         with pytest.raises(ConfigError, match=rf"train\.yaml:1:\d+: {words}"):
