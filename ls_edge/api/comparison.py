@@ -7,7 +7,7 @@ runs of one request at a time, and its throughput with runs of several.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.parts import ShownPart
-from ls_edge.core.text import distinct_names, format_ranges
+from ls_edge.core.text import counted, distinct_names, format_ranges
 from ls_edge.device.profile import DeviceProfile, Times
 from ls_edge.engines.benchmark import Bench
 from ls_edge.evaluation.evaluate import Evaluation, Evaluations
@@ -35,6 +35,8 @@ class ComparedDocument(msgspec.Struct, frozen=True):
     about: str
     bundle_id: str | None = None
     accuracy: float | None = None
+    images: str = ""
+    """Number and source of the images of the accuracy."""
     latency_ms: float | None = None
     """Median; for a plan, the expected latency of a single request."""
     throughput: float | None = None
@@ -185,8 +187,10 @@ def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
     if at_once is not None:
         about += f", {at_once} at a time"
     placement = {peer: one.blocks for peer, one in document.peers.items() if one.blocks}
+    images = "" if document.top1 is None else _images(document.images, document.account)
     row = _answered(document, name, "run", about)
-    return [msgspec.structs.replace(row, accuracy=document.top1, at_once=at_once, placement=placement)]
+    known = {"accuracy": document.top1, "images": images, "at_once": at_once, "placement": placement}
+    return [msgspec.structs.replace(row, **known)]
 
 
 def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
@@ -277,13 +281,16 @@ def _rate(chain: Times | None, size: int) -> float | None:
 
 
 def _evaluation(document: Evaluation, name: str) -> list[ComparedDocument]:
-    arbitrary = document.arbitrary
-    return [
-        ComparedDocument(name, "eval", "trained order", accuracy=document.sequential.top1),
-        ComparedDocument(
-            f"{name}: any order", "eval", f"any order, mean of {arbitrary.orders}", accuracy=arbitrary.top1_mean
-        ),
+    arbitrary, images = document.arbitrary, _images(document.images, document.settings)
+    rows = [
+        (name, "trained order", document.sequential.top1),
+        (f"{name}: any order", f"any order, mean of {arbitrary.orders}", arbitrary.top1_mean),
     ]
+    return [ComparedDocument(each, "eval", about, accuracy=top1, images=images) for each, about, top1 in rows]
+
+
+def _images(count: int, about: Mapping[str, Any]) -> str:
+    return f"{counted(count, 'image')} of {about.get('data', 'unknown data')}"
 
 
 def _evaluations(document: Evaluations, name: str) -> list[ComparedDocument]:

@@ -102,7 +102,10 @@ def answer_text(found: SideBySide) -> str:
             first, *others = sorted(rows, key=lambda row: order * getattr(row, figure))
             if others:
                 values = [f"{row.name} {_QUANTITIES[figure][3](getattr(row, figure))}" for row in (first, *others)]
-                sentences.append(f"{best} {name}: {', '.join(values)}.")
+                remark = (
+                    ", on different images" if figure == "accuracy" and len({row.images for row in rows}) > 1 else ""
+                )
+                sentences.append(f"{best} {name}{remark}: {', '.join(values)}.")
     return " ".join(sentences) or "No two of these documents have a value that can be compared."
 
 
@@ -127,7 +130,7 @@ def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
             show(row.throughput),
             show(row.energy_mj, " mJ"),
         )
-        cells.append((row.name, row.kind, *numbers, row.about))
+        cells.append((row.name, row.kind, *numbers, ", ".join(filter(None, (row.about, row.images)))))
     return cells
 
 

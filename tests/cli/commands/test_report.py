@@ -140,6 +140,22 @@ def test_an_evaluation_and_a_benchmark_have_rows(tmp_path):
     ]  # fmt: skip
 
 
+def test_accuracies_on_other_images_are_said_to_be(command, tmp_path):
+    found = Evaluation(
+        SequentialAccuracy(0.9), Arbitrary(0.8, 0.05, 0.7, 0.6, 64), kept={}, position_accuracy=None, images=10
+    )
+    for name, data in (("a", "photos"), ("b", "photos"), ("c", "digits")):
+        document = msgspec.structs.replace(found, settings={"data": data})
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(document))
+    answers = []
+    for names in ("ab", "abc"):
+        code, printed, errors = command("report", *(tmp_path / f"{name}.json" for name in names))
+        assert code == 0, errors
+        assert "trained order, 10 images of photos" in printed
+        answers.append(printed.partition(":")[0])
+    assert answers == ["Highest accuracy", "Highest accuracy, on different images"]
+
+
 def test_other_files_are_refused(command, tmp_path):
     for name, text, message in (
         ("none.json", None, "no such file"),
