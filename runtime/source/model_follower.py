@@ -2,7 +2,8 @@
 
 Peers of two models do not work together. So a source without a bundle opens a new loop for the next model in addition
 to the present one, which answers as long as its peers do. Once peers serve all parts of the next model, new requests go
-there, and the previous loop ends with its last request. Two peers have to agree on a model, unless there is only one.
+there, and the previous loop ends with its last request. Two peers have to agree on a model, unless there is only one;
+and a source that has the model from a single peer, perhaps the only one in its reach, follows that peer.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ class ModelFollower:
     def __init__(
         self,
         loop: SourceLoop,
+        witnesses: tuple[str, ...],
         *,
         fetch: Callable[[Collection[str]], Model],
         reopen: Callable[[Bundle, SourceLoop], SourceLoop],
         use: Callable[[SourceLoop, Model], str],
     ) -> None:
-        """Follow the peers of ``loop``.
+        """Follow the peers of ``loop``, whose model comes from ``witnesses``.
 
         ``fetch(names)`` returns the model on which these peers agree, ``reopen(bundle, before)`` a loop for it, and
         ``use(loop, model)`` sends new requests there and returns the id of the previous model.
         """
-        self._loop, self._fetch, self._reopen, self._use = loop, fetch, reopen, use
+        self._loop, self._witnesses = loop, witnesses
+        self._fetch, self._reopen, self._use = fetch, reopen, use
         self._left: set[str] = set()
         """Models that were left while other peers still serve them."""
         self._closed = threading.Event()
@@ -81,10 +84,13 @@ class ModelFollower:
 
         During a change both models may be whole; the one that was left is the previous one.
         """
-        models = Counter(found.other_models.values())
-        model_id, count = max(models.items(), key=lambda one: one[1], default=("", 0))
-        is_previous = model_id in self._left and not found.missing_blocks
-        return model_id if count >= min(2, len(found.peers)) and not is_previous else ""
+        for model_id, count in Counter(found.other_models.values()).most_common():
+            serving = tuple(name for name, one in found.other_models.items() if one == model_id)
+            is_known = bool(found.missing_blocks) and serving == self._witnesses
+            is_previous = model_id in self._left and not found.missing_blocks
+            if (count >= min(2, len(found.peers)) or is_known) and not is_previous:
+                return model_id
+        return ""
 
     def _follow(self, model: Model) -> None:
         """Open a loop for a model, use it when its peers serve all parts, and end the previous loop."""
@@ -98,8 +104,10 @@ class ModelFollower:
                 return
             after.succeed(before)
             self._left.add(self._use(after, model))
-            self._loop = after
-            log.info("following a model", extra={"bundle": short_id(bundle.manifest.bundle_id)})
+            self._loop, self._witnesses = after, model[1]
+            log.info(
+                "following a model", extra={"bundle": short_id(bundle.manifest.bundle_id), "peers": list(model[1])}
+            )
             while not before.requests.line.is_empty and not self._closed.wait(_LOOK_S):
                 if before.monitor.snapshot.missing_blocks:
                     before.hand_over(after)

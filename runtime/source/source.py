@@ -107,7 +107,9 @@ class Source(Closing):
         """Loop that was opened last, and the number of blocks of its model."""
         self._models = None
         if self.witnesses:
-            self._models = ModelFollower(self._loop, fetch=self._fetch, reopen=self._reopen, use=self._use_model)
+            self._models = ModelFollower(
+                self._loop, self.witnesses, fetch=self._fetch, reopen=self._reopen, use=self._use_model
+            )
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 

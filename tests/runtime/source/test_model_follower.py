@@ -12,6 +12,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.model_follower import ModelFollower
 from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.source import Source
+from tests.data import bombs
 
 
 class Monitor:
@@ -43,7 +44,7 @@ def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(
 
     monitor = Monitor()
     loop = SimpleNamespace(monitor=monitor, requests=SimpleNamespace(line=line), is_own_thread=False)
-    follower = ModelFollower(loop, fetch=fetch, reopen=lambda *_: None, use=lambda *_: "")
+    follower = ModelFollower(loop, ("a", "b"), fetch=fetch, reopen=lambda *_: None, use=lambda *_: "")
     monitor.set({"a": "next", "b": "next"})
     wait_until(lambda: asked == [["a", "b"]])
     monitor.set({"b": "next", "c": "next"})
@@ -52,6 +53,23 @@ def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(
     monitor.set({})
     follower._thread.join(10)
     assert not follower._thread.is_alive()
+
+
+def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bundle, other_bundle, wait_until):
+    """The other peers of the file are out of reach, so no second one can confirm the model, first and later."""
+    file = load_peers(write_peers({"a": "all", "b": "all", "c": "all"}))
+    first = Peer(file, "a", Bundle.open(tiny_bundle))
+    serving = threading.Thread(target=first.serve)
+    serving.start()
+    with Source.open(file, budget_ms=30_000) as source:
+        assert source.witnesses == ("a",)
+        assert source.submit(bombs.flat(40, "JPEG")).result(30).classes == source.bundle.manifest.classes
+        first.stop()
+        serving.join(10)
+        serve(Peer(file, "a", Bundle.open(other_bundle)))
+        answer = source.submit(bombs.flat(40, "JPEG")).result(30)
+        assert answer.classes == Bundle.open(other_bundle).manifest.classes
+        assert source.witnesses == ("a",)
 
 
 def test_a_loop_that_waits_for_the_next_model_follows_files(write_peers, serve, tiny_bundle, other_bundle, wait_until):
