@@ -101,11 +101,12 @@ class ImageSet:
         ``unreadable`` lists the images that could not be decoded, by name or error message; each counts once.
         """
         left_out = len(set(unreadable))
+        labels = sorted({image.label for image in self.images if image.label is not None})
         return {
             "data": printable(self.where or self.source),
             "part": self.part,
             "images": len({image.name for image in self.images}) - left_out,
-            "classes": [printable(name) for name in self.classes],
+            "classes": [printable(self.classes[label]) for label in labels],
             "ignored": dict(sorted(self.ignored.items())),
             "unreadable": left_out,
         }

@@ -297,6 +297,12 @@ def test_classes_are_matched_by_name(tmp_path):
         match_classes(found, [str(i) for i in range(10)])
 
 
+def test_the_account_has_the_classes_of_the_images_and_not_all_of_the_model(tmp_path):
+    found = match_classes(open_data(str(write_folder(tmp_path)), "eval"), ["owl", "dog", "cat"])
+    assert found.account()["classes"] == ["dog", "cat"]
+    assert found.take(1).account()["classes"] == [found.classes[found.take(1).images[0].label]]
+
+
 def test_take_draws_evenly_from_all_classes_and_repeats():
     found = open_data("digits", "eval")
     counts = Counter(image.label for image in found.take(100).images)
