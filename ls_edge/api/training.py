@@ -60,15 +60,6 @@ def read_settings(
     if unknown:
         raise UsageError(f"{unknown[0]!r} is not a setting of training; see 'ls-edge train --help' and --set")
     settings, named = read_config(None if config is None else find_recipe(Path(config)), dict(flags), changes)
-    if not resume and not settings.data.source:
-        raise UsageError("no data: give --data DATA, or name data.source in the --config file")
-    require_import("training", ("ls_edge.training.loop",), "train")
-    if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
-        open_data(settings.data.source, "train")  # raises for data that cannot be used, with any model
-        raise UsageError(
-            "no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; give one for photos, such "
-            "as --model vit_tiny_patch16_224 --pretrained"
-        )
     return settings, named
 
 
@@ -82,6 +73,15 @@ def train_run(
     overwrite: bool,
 ) -> TrainingResult | None:
     """Train one run and return its result, or None if ``resume`` finds it finished."""
+    if not resume and not settings.data.source:
+        raise UsageError(f"no data for {out}: give --data DATA, or name data.source in the --config file")
+    if not resume and settings.data.source != "digits" and not named & {"model.name", "model.args", "model.init"}:
+        open_data(settings.data.source, "train")  # raises for data that cannot be used, with any model
+        raise UsageError(
+            "no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; give one for photos, such "
+            "as --model vit_tiny_patch16_224 --pretrained"
+        )
+    require_import("training", ("ls_edge.training.loop",), "train")
     from ls_edge.training.loop import train as train_model
     from ls_edge.training.runs.checkpoint import is_finished
 
@@ -91,7 +91,7 @@ def train_run(
                 f"--resume continues with the settings of {out}, where {other}; leave it out, or start again in "
                 "another folder with --init"
             )
-        settings = _own_settings(out)
+        settings = resumed_settings(out, settings, named)
         if is_finished(out, settings.epochs):
             return None
     model_named = "model.name" in named
@@ -118,6 +118,13 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
         if value != was and not (is_hub(str(value)) and str(was).startswith(f"{value}@")):  # pinned in the run
             return f"{name} is {was!r}, not {value!r}"
     return ""
+
+
+def resumed_settings(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:
+    """Return the settings of the run ``out``; workers are those ``asked`` if ``named`` has them."""
+    own = _own_settings(out)
+    workers = asked.data.workers if "data.workers" in named else own.data.workers
+    return msgspec.structs.replace(own, data=msgspec.structs.replace(own.data, workers=workers))
 
 
 def _own_settings(out: Path) -> TrainConfig:

@@ -376,7 +376,7 @@ CASES = r"""
 2 | --jason | No such option '--jason'. Did you mean '--version'?
 2 | bundle | No such command 'bundle'
 2 | train | Missing option '--out'
-2 | train --out new | no data: give --data DATA, or name data.source in the --config file
+2 | train --out new | no data for new: give --data DATA, or name data.source in the --config file
 2 | train --data digits | Missing option '--out'
 1 | train --data nowhere --out new | nowhere: no such folder or tar; check the path, or write 'digits' for the
 2 | train --data digits --out file.txt | '--out': Directory 'file.txt' is a file

@@ -151,7 +151,7 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "what", "code"),
     [
-        (["train", "--out", "new"], "no data: give --data DATA", 2),
+        (["train", "--out", "new"], "no data for new: give --data DATA", 2),
         (["train", "--out", "new", "--data", "digits", "--config", "nowhere.yaml"], "no such file and no recipe", 2),
         (["train", "--out", "new", "--resume", "--overwrite"], "exclude each other", 2),
         (["train", "--out", "file", "--data", "digits"], "Directory 'file' is a file", 2),

@@ -2,7 +2,9 @@
 
 import json
 import resource
+import shutil
 
+import msgspec
 import pytest
 
 from ls_edge.training.runs.checkpoint import load_run
@@ -32,6 +34,21 @@ def test_each_seed_is_a_run(folder, capsys):
     assert call("train", "--out", folder / "predict", "--config", folder / "train.yaml", "--data", "digits", "--epochs",
                 1, "--method", "predict", "--seeds", 2, "--seed", 3, "--resume") == 0  # fmt: skip
     assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
+
+
+def test_seeds_without_a_run_are_trained_like_the_resumed_ones(folder, tmp_path, capsys):
+    shutil.copytree(folder / "predict", tmp_path / "runs")
+    assert call("train", "--out", tmp_path / "runs", "--seeds", 3, "--seed", 3, "--resume", "--workers", 0) == 0
+    assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
+    old, new = (load_run(tmp_path / "runs" / name) for name in ("seed-4", "seed-5"))
+    assert (old.config.data.workers, new.config.data.workers) == (None, 0)
+    expected = msgspec.structs.replace(old.config, seed=5, data=new.config.data, run=new.config.run)
+    assert (new.config, new.record.model_args) == (expected, old.record.model_args)
+
+
+def test_the_first_seed_needs_data(tmp_path, capsys):
+    assert call("train", "--out", tmp_path / "runs", "--seeds", 2, "--resume") == 2
+    assert capsys.readouterr().err.endswith("seed-0: give --data DATA, or name data.source in the --config file\n")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ls_edge.api.training import read_settings, train_run
+from ls_edge.api.training import read_settings, resumed_settings, train_run
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
@@ -123,15 +123,18 @@ def command(
     on a seeded tenth of DATA is kept. --resume continues a stopped run to the same result. To use several GPUs:
     torchrun --nproc-per-node N -m ls_edge train ...
     """
-    settings, named = read_settings(config, flags, set, resume=resume, overwrite=overwrite)
+    asked = like = read_settings(config, flags, set, resume=resume, overwrite=overwrite)
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
     results: list[TrainingResult] = []
-    for number in range(seeds or 1):
-        run = out if seeds is None else out / f"seed-{settings.seed + number}"
-        seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
+    for seed in range(asked[0].seed, asked[0].seed + (seeds or 1)):
+        run = out if seeds is None else out / f"seed-{seed}"
         started = resume and (seeds is None or (run / "config.yaml").exists())
+        settings, named = asked if started else like
+        seeded = msgspec.structs.replace(settings, seed=seed)
         result = train_with_bars(run, seeded, named, console, resume=started, overwrite=overwrite)
+        if started:  # seeds that have no run yet are trained like this one
+            like = resumed_settings(run, *asked), named | {"model.name"}
         if result is not None and not console.quiet:
             results.append(result)
     if as_json and results:
