@@ -91,7 +91,7 @@ class Preprocessor:
             return target_width, target_height
         ratios = height / target_height, width / target_width
         if self.spec.crop_mode == "border":
-            return round(width / max(ratios)), round(height / max(ratios))
+            return max(1, round(width / max(ratios))), max(1, round(height / max(ratios)))
         if target_height == target_width:
             if width <= height:
                 return target_width, int(target_width * height / width)

@@ -86,6 +86,13 @@ def test_equal_to_timm_in_every_crop_mode(crop_mode, size, crop_pct, mode):
         assert_like_timm(encode(picture(width, height, mode), "PNG"), wanted)
 
 
+@pytest.mark.parametrize("size", [(1, 200), (200, 1)])
+def test_a_line_of_pixels_remains_a_line_in_the_border(size):
+    """It would be scaled to less than half a pixel, where timm fails."""
+    pixels = Preprocessor(spec((32, 32), crop_mode="border"))(picture(*size))
+    assert len({channels.tobytes() for channels in pixels.reshape(3, -1).T}) > 2
+
+
 @pytest.mark.parametrize(
     ("mode", "format_"),
     [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"),
