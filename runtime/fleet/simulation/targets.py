@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.errors import UsageError
-from ls_edge.core.parts import ShownPart, shown_parts
+from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.text import NOTHING, counted, show_hours, show_ms, show_nines, show_nines_range
 from ls_edge.evaluation.availability import Batches, ShareEstimate
 from ls_edge.evaluation.simulation_summary import FAILED, WHOLE, FleetSettings, SiteOutcome
@@ -306,7 +306,7 @@ def judge_fleet(
         zones=len({device.zone for device in used.values()} - {None}),
         replicas=problem.replicas,
         placement={name: shown_parts(placement[name]) for name in used},
-        copies=sum(len(blocks) for blocks in placement.values()),
+        copies=sum(len(set(parts) - ENDS.keys()) for parts in placement.values()),
         watts=None if None in watts else round(sum(one for one in watts if one is not None), 6),
         throughput=round(throughput_of(problem, placement), 6),
         formula=round(formula_share(problem, placement, settings.budget_ms / 1e3, churn), 9),

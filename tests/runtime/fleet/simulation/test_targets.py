@@ -48,6 +48,17 @@ def search(make_problem):
     return run
 
 
+def test_copies_are_those_of_blocks_where_boards_hold_stem_and_head_too(make_problem):
+    (board,) = make_problem(2.0, source_ms=50.0).devices
+    problem = dataclasses.replace(
+        make_problem(2.0, source_ms=50.0), devices=(dataclasses.replace(board, ends_size=0, loss=CHURN.loss),)
+    )
+    settings = FleetSettings(devices=1, requests=1, budget_ms=100.0, outage_s=CHURN.down)
+    for one in search_fleets(problem, [Target.parse("80%")], settings, [CHURN]):
+        assert all({"stem", "head"} <= set(parts) for parts in one.placement.values())
+        assert one.copies == 4 * one.replicas
+
+
 def test_boards_with_the_whole_model_are_as_many_as_the_formula_says(search):
     """One board answers 91 %, two 99.2 %: a target of 96 % needs two."""
     found, answer = search("96%")
