@@ -195,7 +195,7 @@ def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
 
 def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
     about = f"simulated, {document.devices} devices, policy {document.policy}"
-    return [_answered(document, name, "simulate", about)]
+    return [msgspec.structs.replace(_answered(document, name, "simulate", about), accuracy=document.top1)]
 
 
 def _answered(document: RunSummary | SimulationSummary, name: str, kind: str, about: str) -> ComparedDocument:

@@ -31,7 +31,7 @@ class DeviceLosses(msgspec.Struct, frozen=True):
     """Devices lost during the simulation."""
 
     count: int
-    """Number of devices that were lost while requests were in flight."""
+    """Number of devices that were lost while requests were in flight; some may have been lost before."""
     by_kind: dict[str, int]
     up_share: float | None
 
@@ -109,7 +109,7 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     executed: int
     """Number of randomly chosen answers whose orders ran through engines."""
     throughput: float | None
-    """Answers per second of the fleet, the sum over sites from the first submission to the last answer of each."""
+    """Answers per second of the fleet, the sum over sites from the beginning to the last answer of each."""
     throughput_interval: Interval | None
     """The 95 % interval of :attr:`throughput`."""
     latency_ms: Quantiles
@@ -117,7 +117,7 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     latency_intervals_ms: dict[str, Interval]
     """The 95 % intervals of the median and of the 95th and 99th percentile."""
     seconds: float
-    """Simulated seconds from the first submission to the last outcome at the slowest site."""
+    """Simulated seconds from the beginning to the last outcome at the slowest site."""
     skips: Skips
     retries: int
     """Number of branches that sources started in addition to the first one of each request."""
@@ -156,7 +156,7 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass
 class SiteOutcome:
-    """Requests and devices of a site; times are simulated seconds since its first submission."""
+    """Requests and devices of a site; times are simulated seconds since its beginning."""
 
     submitted_s: Floats
     latency_s: Floats
@@ -270,7 +270,7 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
         profiles=profiles,
         energy_mj=_rounded(1e3 * joules / answered) if answered and not math.isnan(joules) else None,
         link_bytes=outcomes[0].link_bytes,
-        warnings=_warnings(whole, sum(losses.values()), context),
+        warnings=_warnings(whole, context, has_losses=any(outcome.has_outage for outcome in outcomes)),
         **{**msgspec.structs.asdict(context), "requests": len(states)},
     )
 
@@ -299,12 +299,12 @@ def answer_text(whole: ShareEstimate, sites: int) -> str:
     )
 
 
-def _warnings(whole: ShareEstimate, losses: int, context: SimulationContext) -> list[str]:
+def _warnings(whole: ShareEstimate, context: SimulationContext, *, has_losses: bool) -> list[str]:
     """Return warnings about a result that is less certain than it seems."""
     if not context.churn:
         return []
     longer = "more --requests or a lower --rate" + ("" if context.until else ", or with --until 10%")
-    if not losses and not whole.outages:
+    if not has_losses and not whole.outages:
         return [
             f"no device was lost in {show_hours(whole.hours)}, so this says nothing about outages; simulate longer "
             f"with {longer}"

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import ls_edge
+from ls_edge.api.comparison import side_by_side
 from ls_edge.core.bundle import Bundle
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.pipeline import Pipeline
@@ -69,7 +70,7 @@ def test_a_grid_gives_the_same_on_any_executor(tiny_bundle, profile):
     assert run(grid={"up": "2s,1h", "replicas": 2}).cells[1].summary == found.cells[3].summary
 
 
-def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch):
+def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch, tmp_path):
     """The orders that run are those of answers, skipped blocks included, and the accuracy is that of the engines."""
     ran = []
     forward = Pipeline.forward
@@ -89,6 +90,8 @@ def test_a_sample_of_the_orders_runs_on_images(tiny_bundle, profile, monkeypatch
     assert len(set(ran)) > 6, "random orders"
     assert (found.answered, found.latency_ms) == (usual.answered, usual.latency_ms), "sampling changes no course"
     assert "of 12 orders that ran" in str(found)
+    (tmp_path / "found.json").write_bytes(msgspec.json.encode(found))
+    assert side_by_side([tmp_path / "found.json"]).rows[0].accuracy == found.top1
 
 
 def test_images_without_the_classes_of_the_model_are_refused_before_the_simulation(tiny_bundle, profile, tmp_path):

@@ -305,7 +305,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
         ]
         below += counts
     scale = alt.Scale(domain=[0.0, float(edges[-1])], nice=False)
-    x = alt.X("at:Q", scale=scale, title="seconds since the first submission of a site, simulated")
+    x = alt.X("at:Q", scale=scale, title="seconds since the beginning of a site, simulated")
     bars = (
         chart_of(rows)
         .mark_rect()

@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import STEM
 from ls_edge.runtime.fleet.planning.estimates import Estimates, FormulaEstimates, estimate
 from ls_edge.runtime.fleet.planning.placements import best_placement
@@ -81,6 +82,11 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         )
     candidates += [candidate for candidate in baselines.values() if candidate is not None]
     best = min(candidates, key=lambda one: rank(one, objective))
+    if objective == "energy" and best.formula.energy_mj is None:
+        raise UsageError(
+            "the objective energy needs the power of the source, which its profile does not have; give another "
+            "--source, or add devices with memory for stem and head"
+        )
     return PlannedPlacement(
         best=best,
         is_exact=is_exact and bool(problem.held(best.placement)[SOURCE]),

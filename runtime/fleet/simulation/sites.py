@@ -187,6 +187,7 @@ def simulation_context(
     first = sites[0]
     settings = msgspec.structs.replace(
         first.settings,
+        devices=sum(len(site.kinds) for site in sites),
         replicas=min(site.problem.replicas for site in sites),
         concurrency=max(site.concurrency for site in sites),
     )

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.fleet.planning.estimates import estimate
 from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -209,6 +210,16 @@ def test_one_device_alone_is_compared(make_source):
     assert planned.best.formula == estimates
     assert planned.copies is None  # small has no room
     assert plan_placement(PlanningProblem((small, dataclasses.replace(small, name="s")), 4), "latency").single is None
+
+
+def test_energy_needs_the_power_of_a_source_that_no_device_replaces(make_source):
+    device = PlannedDevice("d", 1.0, 10, visit_ms=1.0, ends_size=0, watts=10.0)
+    source = make_source(1.0, watts=None)
+    known = plan_placement(PlanningProblem((device,), 8, source=source), "energy")
+    assert known.best.formula.energy_mj == 80.0
+    device = dataclasses.replace(device, ends_size=3)
+    with pytest.raises(UsageError, match=r"power of the source.*--source"):
+        plan_placement(PlanningProblem((device,), 8, source=source), "energy")
 
 
 def test_independent_copies_are_compared(make_source):

@@ -274,6 +274,15 @@ def test_a_short_simulation_says_how_uncertain_it_is(make_problem, summarize):
     none = summarize(make_problem(2.0), churn=[Churn(3600.0, 1.0)], requests=100, outage_s=1.0, **settings)
     assert none.whole_share.low < 0.95 < none.whole_share.share == 1.0
     assert "no device was lost in 5" in none.warnings[0]
+    begun = summarize(
+        make_problem(2.0, 2.0),
+        churn=[Churn(3600.0, 3600.0)],
+        requests=9,
+        outage_s=1.0,
+        **{**settings, "devices": 2, "seed": 1},
+    )
+    assert (begun.losses.count, begun.losses.up_share, begun.whole_share.outages) == (0, 0.5, 0)
+    assert begun.warnings[0].startswith("no outage was seen"), "one of two devices was down from the beginning"
     few = summarize(make_problem(2.0), churn=[Churn(20.0, 2.0)], requests=160, outage_s=2.0, **settings)
     assert 1 <= few.whole_share.outages <= 8
     assert f"{few.whole_share.outages} outages seen: the answer is uncertain; about " in few.warnings[0]

@@ -26,6 +26,7 @@ def test_a_fleet_is_divided_into_sites_that_are_alike(make_problem):
     few, assumed = sites_of(make_problem(2.0), FleetSettings(devices=32, requests=1), site_size=8)
     assert [site.requests for site in few] == [1]
     assert "3 sites have no request" in assumed[1]
+    assert simulation_context(few, bundle_id="id", churn=[], assumptions=assumed).devices == len(few[0].kinds) == 8
 
 
 def test_measured_links_apply_only_to_the_measured_devices(make_problem):
