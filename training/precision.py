@@ -33,7 +33,7 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """Return the type of matrix products; raise :class:`UsageError` if the device does not support it."""
     if wanted == "fp16" and device.type == "cpu":
-        raise UsageError("precision fp16 trains on CUDA only; use bf16 or fp32 on the CPU")
+        raise UsageError("precision fp16 needs CUDA; use bf16 or fp32 on the CPU")
     if wanted == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16

@@ -119,7 +119,8 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
         with Pipeline.open(bundle, threads=settings.threads) as pipeline:
             m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
             own = (m, m.model, m.bundle_id, bundle.bands, bundle.owners)
-            yield OpenedModel(folder, pipeline, *own, engine, settings, warn)
+            in_force = msgspec.structs.replace(settings, device="auto", precision=m.precision)  # these are for runs
+            yield OpenedModel(folder, pipeline, *own, engine, in_force, warn)
         return
     require_import(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
     import torch

@@ -18,7 +18,7 @@ def test_devices_and_precisions_that_are_missing_are_refused():
         assert choose_device("auto") == cpu
         with pytest.raises(UsageError, match="torch sees no CUDA device"):
             choose_device("cuda")
-    with pytest.raises(UsageError, match="fp16 trains on CUDA only"):
+    with pytest.raises(UsageError, match="fp16 needs CUDA"):
         choose_precision("fp16", cpu)
 
 

@@ -56,8 +56,10 @@ def test_the_json_names_each_evaluation(command, two):
     document = json.loads(out)
     assert [item["name"] for item in document["evaluations"]] == ["first/bundle", "second/bundle", "first/bundle (2)"]
     assert document["evaluations"][0]["settings"]["of"] == str(two[0])
-    code, out, _ = command("eval", two[0], *EVAL, "--json")
-    assert json.loads(out)["name"] == "bundle"
+    code, out, _ = command("eval", two[0], *EVAL, "--device", "cuda", "--precision", "bf16", "--json")
+    alone = json.loads(out)
+    assert alone["name"] == "bundle"
+    assert (alone["settings"]["device"], alone["settings"]["precision"]) == ("auto", "fp32")  # a bundle's own
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
