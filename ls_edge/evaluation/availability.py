@@ -112,9 +112,9 @@ class Batches:
         return msgspec.structs.replace(found, more_hours=more) if 0 < more < math.inf else found
 
     def quantile(self, values: Floats, kept: Bools, share: float) -> Interval | None:
-        """Return the interval of a quantile over the requests that are ``kept``; None without any."""
+        """Return the interval of a quantile over the requests that are ``kept``; None if all are of one batch."""
         known = values[kept]
-        if not known.size:
+        if len(np.unique(self.numbers[kept])) < 2:
             return None
         rank = _Z * self._deviation((known > np.quantile(known, share)), kept) / len(known)
         low, high = np.quantile(known, [max(0.0, share - rank), min(1.0, share + rank)])

@@ -115,7 +115,7 @@ class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     latency_ms: Quantiles
     """Latency of answered requests, from the submission of the preprocessed image to the answer."""
     latency_intervals_ms: dict[str, Interval]
-    """The 95 % intervals of the median and of the 95th and 99th percentile."""
+    """The 95 % intervals of the median and of the 95th and 99th percentile; empty for answers of a single batch."""
     seconds: float
     """Simulated seconds from the beginning to the last outcome at the slowest site."""
     skips: Skips

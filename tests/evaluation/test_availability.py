@@ -86,3 +86,5 @@ def test_quantiles_and_rates_have_intervals():
         known += abs(len(submitted) / 2000 - 1) <= batches.spread_of_rate(kept) < 0.1
     assert min(contained, known) >= 88
     assert batches.quantile(taken, ~kept, 0.5) is None
+    one = batches.numbers == batches.numbers[0]
+    assert batches.quantile(taken, one, 0.5) is None, "nothing shows how much batches differ"
