@@ -140,10 +140,11 @@ class SuccessiveCollector(Collector):
         """Append a collector, now the latest one."""
         self._collectors = (*self._collectors, collector)
 
-    def merge(self) -> None:
-        """Keep only the counts of the collectors before the latest one, which have ended."""
-        *before, latest = self._collectors
-        self._collectors = (_Ended(list(SuccessiveCollector(*before).collect())), latest)
+    def end(self, collector: Collector) -> None:
+        """Keep only the counts of a collector before the latest one, together with those that ended earlier."""
+        ended = [one for one in self._collectors if one is collector or isinstance(one, _Ended)]
+        others = (one for one in self._collectors if one not in ended)
+        self._collectors = (_Ended(list(SuccessiveCollector(*ended).collect())), *others)
 
 
 @dataclass

@@ -42,8 +42,8 @@ DECODERS = 2
 OVER_BUDGET_S = 2.0
 """Seconds after the end of its budget until a request is abandoned."""
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
-_POLL_S = 0.01
-"""Interval of checks whether requests have ended, in seconds."""
+_AFTER_HOLDERS_S = 0.01
+"""Seconds for which a request waits longer than its thread waits for holders, whose error says what is missing."""
 _STATUS_OF: dict[type[RequestError], int] = {
     Overloaded: 503,
     SourceClosed: 503,
@@ -60,8 +60,11 @@ Decode = Callable[[Callable[[], None]], Sequence[np.ndarray]]
 @dataclass(eq=False)
 class _Backend:
     source: Source
+    collector: SourceCollector
     requests: int = 0
     """Number of requests that use it."""
+    closes_at: float = 0.0
+    """Time at which it is closed even with requests, once it is replaced."""
 
 
 @dataclass
@@ -86,14 +89,15 @@ class Service:
 
     def __init__(self, source: Source, *, holder_wait_s: float, queue: int) -> None:
         """Let images wait ``holder_wait_s`` for missing holders, and at most ``queue`` requests wait for a place."""
-        self._backend = _Backend(source)
+        self._backend = _Backend(source, SourceCollector(source))
+        self._replaced: list[_Backend] = []
         self._lock = threading.Lock()
         self._holder_wait_s = holder_wait_s
         self._decoders = ThreadPoolExecutor(source.settings.max_inflight, "decoder")
         self._large_images = threading.BoundedSemaphore(DECODERS)
         self.places = Places(source.settings.max_inflight, queue)
         self.statistics = Statistics()
-        self._sources = SuccessiveCollector(SourceCollector(source))
+        self._sources = SuccessiveCollector(self._backend.collector)
         self.registry = registry_of(self._sources)
         Gauge(
             "ls_edge_http_queue_length", "Requests that wait for a place of --concurrency.", registry=self.registry
@@ -157,23 +161,30 @@ class Service:
         self.is_stopping = True
 
     def exchange(self, source: Source, timeout: float) -> None:
-        """Use another source for new requests; close the previous one after its requests have ended, or ``timeout`` s.
+        """Use another source for new requests; those in progress have ``timeout`` seconds to end with the previous one.
 
         Any thread but the server's may call it.
         """
-        self._sources.add(SourceCollector(source))
+        after = _Backend(source, SourceCollector(source))
+        self._sources.add(after.collector)
         with self._lock:
-            before, self._backend = self._backend, _Backend(source)
-        end = time.monotonic() + timeout
-        while before.requests and time.monotonic() < end:
-            time.sleep(_POLL_S)
-        before.source.close()
-        self._sources.merge()
+            before, self._backend = self._backend, after
+        before.closes_at = time.monotonic() + timeout
+        self._replaced.append(before)
+
+    def close_replaced(self) -> None:
+        """Close the replaced sources whose requests have ended, or whose time is over."""
+        now = time.monotonic()
+        for before in [one for one in self._replaced if not one.requests or now >= one.closes_at]:
+            self._replaced.remove(before)
+            before.source.close()
+            self._sources.end(before.collector)
 
     def close(self) -> None:
-        """Stop the decoders, and close the source."""
+        """Stop the decoders, and close the sources."""
         self._decoders.shutdown(wait=False, cancel_futures=True)
-        self.source.close()
+        for one in (*self._replaced, self._backend):
+            one.source.close()
 
     @contextlib.asynccontextmanager
     async def place(self, end: float) -> AsyncIterator[Source]:
@@ -237,8 +248,7 @@ class Service:
         submitting = self._decoders.submit(submit)
         submitting.add_done_callback(wake)
         try:
-            # A little longer than the thread waits for holders, so that its error says what is missing.
-            for seconds in (end - began + _POLL_S, OVER_BUDGET_S):
+            for seconds in (end - began + _AFTER_HOLDERS_S, OVER_BUDGET_S):
                 await asyncio.wait((ended,), timeout=seconds)
                 if ended.done():
                     submitting.result()

@@ -164,6 +164,7 @@ def command(
         log.info("serving", extra=fields)
         while not stop and service.source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
+            service.close_replaced()
             if reload.take():
                 for files, read_again in parts.items():
                     _reload(files, read_again)
