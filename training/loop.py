@@ -106,9 +106,10 @@ def train(
             if not is_out_of_memory(error):
                 raise
             raise TrainingStopped(
-                f"out of memory on {device} with {config.batch_size} images per step in {config.accumulate} part(s); "
-                f"compute a step in more parts, with the same result (--accumulate {2 * config.accumulate}), recompute "
-                "activations (--set checkpointing=true), or take smaller batches, images or models"
+                f"out of memory on {device} with {config.batch_size} images per step in "
+                f"{counted(config.accumulate, 'part')}; compute a step in more parts, with the same result "
+                f"(--accumulate {2 * config.accumulate}), recompute activations (--set checkpointing=true), or take "
+                "smaller batches, images or models"
             ) from None
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None

@@ -153,7 +153,9 @@ class TraceCounts:
     def result(self, settings: dict[str, Any]) -> TraceAnalysis:
         """Return all counts; raise :class:`DataError` without an answer."""
         if not self._all.answers:
-            raise DataError(f"the trace has {self.requests} requests and no answer; give the trace of another run")
+            raise DataError(
+                f"the trace has {counted(self.requests, 'request')} and no answer; give the trace of another run"
+            )
         frequent = sorted(self._orders.items(), key=lambda item: (-item[1].answers, item[0]))
         repeated = {name: found for name, found in self._predictions.items() if found.total() > 1}
         dependent = [self._dependent(name, found) for name, found in repeated.items() if len(found) > 1]

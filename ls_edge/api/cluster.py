@@ -107,7 +107,7 @@ class Cluster:
 def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
     """Return neighboring parts of the blocks, two for each peer."""
     if not 1 <= count <= num_blocks:
-        raise UsageError(f"{count} peers: the bundle has {num_blocks} blocks; start at most that many peers")
+        raise UsageError(f"{count} peers: this bundle needs 1 to {num_blocks}, its number of blocks")
     parts = even_parts(num_blocks, count)
     return {f"local-{place}": sorted({*parts[place], *parts[place - 1]}) for place in range(count)}
 

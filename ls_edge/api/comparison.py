@@ -194,7 +194,7 @@ def _run(document: RunSummary, name: str) -> list[ComparedDocument]:
 
 
 def _simulation(document: SimulationSummary, name: str) -> list[ComparedDocument]:
-    about = f"simulated, {document.devices} devices, policy {document.policy}"
+    about = f"simulated, {counted(document.devices, 'device')}, policy {document.policy}"
     return [msgspec.structs.replace(_answered(document, name, "simulate", about), accuracy=document.top1)]
 
 
@@ -214,7 +214,7 @@ def _answered(document: RunSummary | SimulationSummary, name: str, kind: str, ab
 
 def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
     used = {device: blocks for device, blocks in document.placement.items() if blocks}
-    about = f"for {document.objective}, {len(used)} devices"
+    about = f"for {document.objective}, {counted(len(used), 'device')}"
     about += f", policy {document.policy}" if document.policy else ""
     row = ComparedDocument(
         name,
@@ -260,7 +260,7 @@ def _profile(document: DeviceProfile, name: str) -> list[ComparedDocument]:
 
 
 def _bench(document: Bench, name: str) -> list[ComparedDocument]:
-    about = f"chain, {document.precision}, batch {document.batch}, {document.threads} threads"
+    about = f"chain, {document.precision}, batch {document.batch}, {counted(document.threads, 'thread')}"
     chain = document.chain_ms
     return [
         ComparedDocument(

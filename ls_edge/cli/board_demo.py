@@ -82,7 +82,7 @@ def board_demo(
 def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
     """Return the blocks of each board before there is a plan: about the same number for each."""
     if num_blocks < len(boards):
-        raise UsageError(f"{len(boards)} boards for {num_blocks} blocks; name at most {num_blocks} boards")
+        raise UsageError(f"{len(boards)} boards are more than the model has blocks; name at most {num_blocks}")
     from ls_edge.runtime.fleet.local_cluster import even_parts
 
     parts = even_parts(num_blocks, len(boards))

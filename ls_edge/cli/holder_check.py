@@ -12,7 +12,7 @@ from ls_edge.cli.output import warn
 from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.parts import ENDS
 from ls_edge.core.records import PeerState
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import counted, name_blocks
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.source.source import Source
 
@@ -46,17 +46,15 @@ def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
     if len(mismatched) == len(source.peers.peers):
         raise ModelMismatch("; ".join(mismatched.values()))
     blocks, count = name_blocks(missing), source.bundle.num_blocks
+    of = f"{source.max_skips} of {counted(count, 'block')}"
     what = (
         f"{blocks} {'has' if len(missing) == 1 else 'have'} no holder after {waited:g} s "
         f"({'; '.join(_reasons(source, missing))})"
     )
     if source.may_skip(missing):
-        return (
-            f"{what}; starting without: at most {source.max_skips} of {count} blocks may be skipped, so answers will "
-            "be degraded"
-        )
+        return f"{what}; starting without: at most {of} may be skipped, so answers will be degraded"
     advice = "start a holder, and wait for it with --wait SECONDS"
-    allowed, flags = f"may skip at most {source.max_skips} of {count} blocks", f"--max-skips {len(missing)}"
+    allowed, flags = f"may skip at most {of}", f"--max-skips {len(missing)}"
     if not find_policy(source.settings.policy).may_skip:
         allowed, flags = "never skips a block", f"--policy nearest {flags}"
     if len(missing) < count and ENDS.keys().isdisjoint(missing):

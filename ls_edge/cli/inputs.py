@@ -67,6 +67,6 @@ def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
             return
     raise UsageError(
-        f"this process may open {soft} files and sockets, and the {len(peers.peers)} peers of {os.fspath(peers.path)} "
-        f"need {needed}; allow more, for example with 'ulimit -n 1024'"
+        f"this process may open {soft} files and sockets, and the {counted(len(peers.peers), 'peer')} of "
+        f"{os.fspath(peers.path)} need {needed}; allow more, for example with 'ulimit -n 1024'"
     )

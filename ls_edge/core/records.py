@@ -25,6 +25,7 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import replacing
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import Name
+from ls_edge.core.text import counted
 
 COUNT = 2**16
 """Exclusive upper limit of counts of blocks, credits, hops, and waves."""
@@ -385,7 +386,7 @@ class TraceWriter(Closing):
                 done += os.write(self._descriptor, line[done:])
         except (DataError, OSError) as error:
             why = f"{error.strerror}; free some space, or give another path" if isinstance(error, OSError) else error
-            self.problem = f"the trace {self.path} ends after {len(self._lines)} requests: {why}"
+            self.problem = f"the trace {self.path} ends after {counted(len(self._lines), 'request')}: {why}"
             with contextlib.suppress(OSError):  # readers refuse an incomplete line; pipes cannot be truncated
                 os.ftruncate(self._descriptor, self._size)
                 os.lseek(self._descriptor, self._size, os.SEEK_SET)

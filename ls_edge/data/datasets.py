@@ -325,7 +325,10 @@ def _labeled(tree: dict[str, ImageFile], folder: Path) -> dict[str, ImageFile]:
     names = sorted(tree)
     if all(len(words) == 1 for words in lines):
         if len(lines) != len(names):
-            raise DataError(f"{path} lists {len(lines)} classes, there are {len(names)} images; use the whole set")
+            raise DataError(
+                f"{path} lists {counted(len(lines), 'class', 'classes')}, there are "
+                f"{counted(len(names), 'image')}; use the whole set"
+            )
         classes = {Path(name).stem: words[0] for name, words in zip(names, lines, strict=True)}
     else:
         classes = {Path(words[0]).stem: words[1] for words in lines if len(words) > 1}

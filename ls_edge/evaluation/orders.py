@@ -30,8 +30,9 @@ class EvaluationOrders:
         """Raise :class:`UsageError` if the settings do not fit the model."""
         bad = next((count for count in self.keep if count > self.num_blocks), None)
         if bad is not None:
-            last = self.num_blocks
-            raise UsageError(f"keep {bad} is not possible: the model has {last} blocks; give 1 to {last}")
+            raise UsageError(
+                f"keep {bad} is not possible; give 1 to {self.num_blocks}, the number of blocks of the model"
+            )
 
     @cached_property
     def bands(self) -> Bands:

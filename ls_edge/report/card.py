@@ -71,7 +71,7 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
 
 def _orders(bands: Bands) -> str:
     if bands.is_one:
-        return f"All {bands.num_blocks} blocks may run in any order."
+        return "All blocks may run in any order."
     return f"Blocks may be reordered within these bands: `{bands}`, {bands.num_orders:,} orders."
 
 

@@ -82,7 +82,7 @@ def summary_table(summary: RunSummary) -> Table:
     if summary.audit is not None:
         audit = summary.audit
         left_out = f"; {audit.dropped + audit.waiting:,} left out" if audit.dropped + audit.waiting else ""
-        text = f"{audit.audited:,} answers recomputed, {audit.mismatched:,} differ{left_out}"
+        text = f"{counted(audit.audited, 'answer')} recomputed, {audit.mismatched:,} differ{left_out}"
         rows.append(("audit", Text(text, style="red" if audit.mismatched else "")))
     return PlainTable.of_facts(rows)
 

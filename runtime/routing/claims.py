@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import counted, name_blocks
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     Cancel,
@@ -111,7 +111,7 @@ def implausible_return(asked: Itinerary, reported: Itinerary, left_out: Collecti
     if skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
         return f"it skipped {name_blocks(skipped)}, which only the source may do"
     if len(reported.skipped) > asked.max_skips:
-        return f"it skipped {len(reported.skipped)} blocks; at most {asked.max_skips} are allowed"
+        return f"it skipped {counted(len(reported.skipped), 'block')}; at most {asked.max_skips} are allowed"
     if not policy.runs_in_waves and any(len(wave) != 1 for wave in reported.waves):
         return f"it ran blocks in parallel, which policy {asked.policy} does not"
     ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)

@@ -48,7 +48,7 @@ class Places:
             retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
             raise Refusal(
                 503,
-                f"{self.count} images are being answered and {self.queue} wait, which is the limit; try again",
+                f"the limit of images is reached ({self.count} being answered, {self.queue} waiting); try again",
                 {"Retry-After": f"{retry_s}"},
             )
         place = asyncio.get_running_loop().create_future()

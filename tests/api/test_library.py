@@ -118,7 +118,7 @@ def test_wrong_arguments_are_usage_errors(tmp_path, tiny_bundle):
         ls_edge.evaluate(tmp_path, "digits")
     with pytest.raises(UsageError, match="not a kind of analysis"):
         ls_edge.analyze(tiny_bundle, "digits", what=["color"])
-    with pytest.raises(UsageError, match="start at most that many peers"):
+    with pytest.raises(UsageError, match="60 peers: this bundle needs 1 to 6"):
         ls_edge.Cluster(tiny_bundle, peers=60)
     with pytest.raises(UsageError, match="use it in a with statement"):
         ls_edge.Cluster(tiny_bundle, peers=2).source()

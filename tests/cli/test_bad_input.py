@@ -172,13 +172,13 @@ CASES = r"""
 2 | EVAL --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | EVAL --limit 2**70 | '--limit': 2**70 is not in the range 1<=x<=10000000
 2 | EVAL --limit 10 --keep 0 | '--keep': '0': use numbers from 1 to 10000
-2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; give 1 to 4
+2 | EVAL --limit 10 --keep 9 | keep 9 is not possible; give 1 to 4, the number of blocks of the model
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep , | '--keep': ',' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep -1 | '--keep': '-1': use numbers from 1 to 10000
-2 | EVAL --limit 10 --keep 5 | keep 5 is not possible: the model has 4 blocks; give 1 to 4
+2 | EVAL --limit 10 --keep 5 | keep 5 is not possible; give 1 to 4, the number of blocks of the model
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
 2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
 2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is not in the range 1<=x<=1024

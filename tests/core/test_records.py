@@ -128,7 +128,7 @@ def test_records_with_logits_that_are_not_finite_are_not_written(tmp_path, bad):
         writer.write(RECORD)
         writer.write(record)
         writer.write(RECORD)
-    assert "ends after 1 requests: request 7" in writer.problem
+    assert "ends after 1 request: request 7" in writer.problem
     assert list(read_trace(path)) == [RECORD]
 
 

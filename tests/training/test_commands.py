@@ -244,7 +244,7 @@ def test_too_little_memory_is_one_line_with_advice(tmp_path, capsys, faulty):
         train = ["train", "--data", "digits", "--model", "vit_faulty", "--out", tmp_path / "x", "--overwrite"]
         assert call(*train, *arguments) == 1
         error = capsys.readouterr().err.splitlines()[-1]
-        assert "out of memory on cpu with 32 images per step in 2 part(s)" in error
+        assert "out of memory on cpu with 32 images per step in 2 parts" in error
         assert "--accumulate 4" in error
 
 

@@ -65,7 +65,7 @@ def evenly_spaced(num_blocks: int, keep: int) -> tuple[int, ...]:
     They include the first and the last one if ``keep`` > 1. Raise :class:`ModelError` if there are fewer blocks.
     """
     if not 1 <= keep <= num_blocks:
-        raise ModelError(f"depth {keep} is not possible: the model has {num_blocks} blocks; use 1 to {num_blocks}")
+        raise ModelError(f"depth {keep} is not possible; use 1 to {num_blocks}, the number of blocks of the model")
     gaps = max(1, keep - 1)
     return tuple((2 * i * (num_blocks - 1) + gaps) // (2 * gaps) for i in range(keep))
 

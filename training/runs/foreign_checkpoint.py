@@ -103,7 +103,7 @@ def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str]
             if not whole and 2 * len(chosen) < len(found):
                 return found
             what = "averaged" if prefix in _AVERAGED_PREFIXES else "model's"
-            note(f"{path}: the {what} weights ({prefix}*) are used, {len(found) - len(chosen)} others are left out")
+            note(f"{path}: the {what} weights ({prefix}*) are used, not the {len(found) - len(chosen)} of other names")
         found = chosen
 
 

@@ -115,7 +115,7 @@ def command(
     new = sum(found.built for found in built)
     if built:
         click.echo(
-            f"{counted(len(built), 'engine')} for {on}, up to {up_to} images: {new} built, "
+            f"{counted(len(built), 'engine')} for {on}, up to {counted(up_to, 'image')}: {new} built, "
             f"{len(built) - new} in the cache already"
         )
     if store is not None:

@@ -22,7 +22,7 @@ from ls_edge.cli.board_demo import board_demo, check_boards, run_command
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
 from ls_edge.core.errors import UsageError
-from ls_edge.core.text import show_percent
+from ls_edge.core.text import counted, show_percent
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.spread import plus_minus
@@ -223,11 +223,11 @@ def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callabl
         answers += 1
         if scene.kill and answers == limit // 3:
             peers.signal(scene.kill, signal.SIGKILL)
-            note(f"SIGKILL to {scene.kill} after {answers} answers")
+            note(f"SIGKILL to {scene.kill} after {counted(answers, 'answer')}")
         elif scene.kill and answers == limit // 2:
             peers.processes[scene.kill].wait(5)
             peers.start(scene.kill)
-            note(f"{scene.kill} started again after {answers} answers")
+            note(f"{scene.kill} started again after {counted(answers, 'answer')}")
 
     return step
 

@@ -345,7 +345,9 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
         table.add_row(cost.name, f"{cost.trained_images:,}", *flops)
     print_table(table)
     at = f", {hours:,.1f} hours at {tflops:g} TFLOP/s sustained" if hours is not None else ""
-    click.echo(f"{options.seeds} seeds: {total / 1e12:,.1f} TFLOP{at}; counted from the models without running them")
+    click.echo(
+        f"{counted(options.seeds, 'seed')}: {total / 1e12:,.1f} TFLOP{at}; counted from the models without running them"
+    )
 
 
 def _costs(plan: Plan, options: Options) -> list[RowCost]:

@@ -203,8 +203,8 @@ def command(
         raise LsEdgeError("; ".join(problems))
     if stop:
         warn(
-            f"{interrupts.word()} after {summary.requests} of {len(images)} requests; {measured.given_up} in flight "
-            "were given up"
+            f"{interrupts.word()} after {summary.requests} of {counted(len(images), 'request')}; "
+            f"{measured.given_up} in flight were given up"
         )
         return interrupts.exit_code()
     return exit_code(summary.answered, summary.degraded + summary.failed)
@@ -311,8 +311,9 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
         missing_since = now if missing_since is None else missing_since
         if now - missing_since >= LOST_FOR_S:
             progress.warn(
-                f"{name_blocks(missing)} lost the last holder; requests wait for one until their budget of "
-                f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
+                f"{name_blocks(missing)} lost the last holder; requests wait for one until their budget "
+                f"of {source.settings.budget_ms / 1e3:g} s ends (at most {counted(source.max_skips, 'block')} may "
+                "be skipped)"
             )
 
     return look

@@ -27,7 +27,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import printable
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
-from ls_edge.core.text import format_ranges
+from ls_edge.core.text import counted, format_ranges
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, as_list, fits, open_console
 from ls_edge.runtime.clients.status import Observer, PeerStatus
@@ -127,7 +127,7 @@ def view(found: Mapping[str, PeerStatus], history: History, file: PeersFile, con
     """Return the screen of a look."""
     table = _table(found, history, with_bars=console.encoding.startswith("utf"))
     alive = sum(status.state is PeerState.ALIVE for status in found.values())
-    title = f"{alive} of {len(found)} peers alive, {time.strftime('%H:%M:%S')}"
+    title = f"{alive} of {counted(len(found), 'peer')} alive, {time.strftime('%H:%M:%S')}"
     return Group(
         Text(title, style="bold"),
         *([table] if fits(table, console) else as_list(table)),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
-from ls_edge.core.text import show
+from ls_edge.core.text import counted, show
 from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.estimates import Estimates
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement, side_by_side
@@ -215,7 +215,7 @@ def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidat
         if _is_better(objective, distributed, best):
             found.append(f"{estimate_text(objective, distributed)} against {estimate_text(objective, best)}")
     if most < problem.num_blocks:
-        found.append(f"at most {most} of {problem.num_blocks} blocks in the memory of a device")
+        found.append(f"at most {most} of {counted(problem.num_blocks, 'block')} in the memory of a device")
     return found
 
 

@@ -12,7 +12,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import is_name
-from ls_edge.core.text import short_id
+from ls_edge.core.text import counted, short_id
 from ls_edge.device.profile import DeviceProfile, LinksDocument, load_links, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
 from ls_edge.runtime.protocol.codecs import wire_bytes
@@ -197,8 +197,8 @@ def _check_profile(bundle: Bundle | None, one: NamedProfile, *, throttled: bool)
         )
     if bundle is not None and len(profile.one_at_a_time.blocks_ms) != bundle.num_blocks:
         raise DataError(
-            f"{one.path} has {len(profile.one_at_a_time.blocks_ms)} blocks, --bundle has {bundle.num_blocks}; profile "
-            "this bundle on that device"
+            f"{one.path} has {counted(len(profile.one_at_a_time.blocks_ms), 'block')}, --bundle has "
+            f"{bundle.num_blocks}; profile this bundle on that device"
         )
     if profile.throttled and not throttled:
         raise DataError(

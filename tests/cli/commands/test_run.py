@@ -145,7 +145,7 @@ def test_a_run_that_is_stopped_prints_its_summary(
     heads = [event for event in json.loads(events.read_text())["traceEvents"] if event["name"] == "head"]
     assert len(heads) == summary["answered"]
     (line,) = complaints(subprocess.CompletedProcess([], 0, out, err))
-    assert f"{word} after {summary['requests']} of 5000 requests" in line
+    assert f"{word} after {summary['requests']} of 5,000 requests" in line
 
 
 def test_ctrl_c_ends_the_wait_for_peers(ls_edge, complaints, tiny_bundle, tmp_path):
@@ -475,7 +475,7 @@ def test_a_local_run_starts_and_ends_its_peers(ls_edge, complaints, tiny_bundle,
     for more, what in (
         ((), "with --peers FILE, or start some on this machine with --local N; one of them"),
         (("--local", "2", "--peers", peers.path), "one of them"),
-        (("--local", "60"), "the bundle has 6 blocks; start at most that many peers"),
+        (("--local", "60"), "this bundle needs 1 to 6, its number of blocks"),
     ):
         done = ls_edge.run(*run, *more)
         assert done.returncode == 2

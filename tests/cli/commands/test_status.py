@@ -361,7 +361,7 @@ def test_top_ends_with_q(ls_edge, tmp_path, wait_until):
     path = tmp_path / "peers.yaml"
     path.write_text(f"peers: [{{name: a, address: 'tcp://127.0.0.1:{free_ports(1)[0]}', blocks: [0]}}]\n")
     process, reader, shows, (keys, name) = on_terminal(ls_edge, path)
-    wait_until(lambda: shows("0 of 1 peers alive"), 30.0, "a first look")
+    wait_until(lambda: shows("0 of 1 peer alive"), 30.0, "a first look")
     with open(name) as terminal:
         mode = termios.tcgetattr(terminal)[3]
         os.write(keys, b"xq")

@@ -368,7 +368,7 @@ def test_requests_beyond_concurrency_and_queue_or_budget_are_refused(slow, bundl
 
     first, (second, (refused, live)) = together(lambda: server.predict(picture()), later)
     assert first[0] == second[0] == 200
-    assert refused == (503, {"error": "1 images are being answered and 1 wait, which is the limit; try again"})
+    assert refused == (503, {"error": "the limit of images is reached (1 being answered, 1 waiting); try again"})
     assert live == 200
     assert server.get("/status")[1]["waited_ms"] > 0
     status, answer = server.predict(picture(), "?budget_ms=100")

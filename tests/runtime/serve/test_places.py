@@ -29,7 +29,7 @@ def test_request_beyond_places_and_queue_is_refused():
         await places.take(later(30))
         third = asyncio.ensure_future(places.take(later(30)))
         await waiting(places, 1)
-        with pytest.raises(Refusal, match="2 images are being answered and 1 wait") as caught:
+        with pytest.raises(Refusal, match=r"the limit of images is reached \(2 being answered, 1 waiting\)") as caught:
             await places.take(later(30))
         assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
         places.give_back()

@@ -85,7 +85,7 @@ def test_kept_blocks_are_evenly_spaced():
     view.keep_blocks(evenly_spaced(4, 2))
     assert view.num_blocks == 2
     assert view.blocks[1] is last
-    with pytest.raises(ModelError, match="depth 3 is not possible: the model has 2 blocks"):
+    with pytest.raises(ModelError, match="depth 3 is not possible; use 1 to 2, the number of blocks"):
         view.keep_blocks(evenly_spaced(2, 3))
 
 

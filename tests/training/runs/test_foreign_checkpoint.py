@@ -114,7 +114,7 @@ def test_lightning_has_raw_and_averaged_weights_in_one_dictionary(tmp_path):
     assert same(start(init=str(path), warn=notes.append).view.weights(), weights(1))
     torch.save({"state_dict": {**state, **prefixed(weights(2), "ema_model.module.")}}, path)
     assert same(start(init=str(path), warn=notes.append).view.weights(), weights(2))
-    assert notes[0] == f"{path}: the model's weights (model.*) are used, 1 others are left out"
+    assert notes[0] == f"{path}: the model's weights (model.*) are used, not the 1 of other names"
     assert notes[1].startswith(f"{path}: the averaged weights (ema_model.*) are used, ")
 
 
