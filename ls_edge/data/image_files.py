@@ -163,9 +163,12 @@ def unwrap(listing: Listing) -> tuple[Listing, str]:
         listing.ignored.update({f"../{path}": reason for path, reason in {**stray, **other}.items()})
 
 
-def expand(listing: Listing, place: str) -> Listing:
-    """Read the tars of a listing without images as folders, as in ImageNet's archive; else return it unchanged."""
-    if listing.images or not listing.archives:
+def expand(listing: Listing, place: str, levels: int = 2) -> Listing:
+    """Read the tars of a listing without images as folders, as in ImageNet's archive; else return it unchanged.
+
+    The tar of a split may consist of one tar per class, which are two levels.
+    """
+    if listing.images or not listing.archives or not levels:
         return listing
     found = Listing(ignored=dict(listing.ignored), folders=listing.folders | set(listing.archives))
     for path, file in sorted(listing.archives.items()):
@@ -181,7 +184,7 @@ def expand(listing: Listing, place: str) -> Listing:
                 f"{place}{path}.tar is a shard of WebDataset, with a .cls file for each image; unpack all shards into "
                 "one folder per class"
             )
-        inner = unwrap(inner)[0]
+        inner = unwrap(expand(inner, f"{place}{path}:", levels - 1))[0]
         if not path:  # the tar of a split
             return inner
         found.images.update({f"{path}/{name}": image for name, image in inner.images.items()})

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle  # noqa: TID251 - torch's loader does this to readers; nothing is read from outside
+import shutil
 import subprocess
 import tarfile
 
@@ -135,7 +136,9 @@ def test_a_tar_of_class_tars_is_imagenets_archive(tmp_path, wrapped, inside):
     with tarfile.open(path, "w") as archive:
         for name in ("n01.tar", "n02.tar"):
             archive.add(classes / name, arcname=f"wrapper/{name}" if wrapped else name)
-    for source in (path, classes):
+    write_tar(tmp_path / "splits" / "img_val.tar", {"n01_1.JPEG": b"val"})
+    shutil.copyfile(path, tmp_path / "splits" / "img_train.tar")
+    for source in (path, classes, tmp_path / "splits"):
         found = open_data(str(source), "train")
         assert found.classes == ("n01", "n02")
         assert [image.read() for image in found.images] == [b"n01", b"n02"]

@@ -47,7 +47,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitatio
     for number, index in enumerate(blocks):
         with torch.no_grad():
             added = _added(inspected, index, colors).mean(dim=1)
-        channel = int(added.std(dim=0).argmax())
+        channel = int(added.std(dim=0, correction=0).argmax())
 
         def loss(some: Tensor, index: int = index, channel: int = channel) -> Tensor:
             return -_added(inspected, index, some)[..., channel].mean()
