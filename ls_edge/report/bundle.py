@@ -27,7 +27,7 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
         f"head {byte_size(sizes['head'])}" + (f", whole {byte_size(sizes['whole'])}" if "whole" in sizes else ""),
         "bands": _bands(summary),
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
-        f"batches of {', '.join(map(str, verified['batches']))}, {counted(verified['images'], 'image')}",
+        f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
         "this machine": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
         "time": f"{summary['seconds']:.1f} s",
