@@ -458,8 +458,8 @@ def _too_late(request: OpenRequest, turn: Turn) -> BudgetExceeded | Overloaded:
     it, reason, bands, cut = request.copy.itinerary, request.copy.reason, turn.bands, turn.neighbors.losing_tokens
     stuck = bands.permitted(it.remaining)
     left = _name(stuck, bands)
-    behind = len(it.remaining) - len(stuck)
-    waits = f", so {behind} of later bands could not run" if behind else ""
+    behind = set(it.remaining) - set(stuck)
+    waits = f", so {name_blocks(behind)} could not run" if behind else ""
     if cut:
         return BudgetExceeded(
             f"request {request.number}: {left} {_TOO_LATE} within the budget{waits}: the link to {', '.join(cut)} ends "

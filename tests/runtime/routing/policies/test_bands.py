@@ -156,7 +156,7 @@ def test_a_request_that_may_skip_nothing_waits_until_its_budget_ends(policy, ski
     assert 0.9 < sim.ended[request] - begun <= 1.0
     assert way(failed) == []
     assert (
-        "block 0 of band [0] (1 of 3) had no reachable holder within the budget, so 7 of later bands could not run; "
+        "block 0 of band [0] (1 of 3) had no reachable holder within the budget, so blocks 1-7 could not run; "
         "at most 0 may be skipped" in str(failed.error)
     )
 
