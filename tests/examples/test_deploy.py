@@ -268,11 +268,23 @@ def test_the_manifest_is_valid_for_kubernetes_and_needs_no_gpu():
     lint("kubernetes-validate", FOLDER / "daemonset.yaml")
 
 
+def assert_extras(names):
+    project = (FOLDER.parents[1] / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{name} = ", project, re.M) for name in names.split(","))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_can_serve_the_metrics_of_their_peer(name):
+    (extras,) = re.findall(r'"/src\[(.*)\]"', (FOLDER / name).read_text())
+    assert extras.endswith(",metrics")
+    assert_extras(extras)
+
+
 @pytest.mark.parametrize(
-    ("is_jetson", "release", "extra"),
-    [(False, "24.04", "[cpu]"), (True, "22.04", "[jetson6]"), (True, "24.04", "")],
+    ("is_jetson", "release", "extras"),
+    [(False, "24.04", "cpu,metrics"), (True, "22.04", "jetson6,metrics"), (True, "24.04", "metrics")],
 )
-def test_the_playbook_gives_each_board_its_environment(is_jetson, release, extra, tmp_path):
+def test_the_playbook_gives_each_board_its_environment(is_jetson, release, extras, tmp_path):
     for name in ("ls_edge-0.1.0-py3-none-any.whl", "ls_edge-0.2.0-py3-none-any.whl"):
         (tmp_path / name).touch()
     (play,) = yaml.safe_load((FOLDER / "playbook.yml").read_text())
@@ -289,12 +301,11 @@ def test_the_playbook_gives_each_board_its_environment(is_jetson, release, extra
     found |= {name: render(text) for name, text in play["vars"].items()}
     tasks = {next(key for key in task if key.startswith("ansible.")): task for task in play["tasks"]}
     packages = tasks["ansible.builtin.pip"]["ansible.builtin.pip"]
-    assert render(packages["name"]) == f"/opt/ls_edge-0.2.0-py3-none-any.whl{extra}"
+    assert render(packages["name"]) == f"/opt/ls_edge-0.2.0-py3-none-any.whl[{extras}]"
     assert render(packages["virtualenv_site_packages"]) == str(is_jetson)  # JetPack's TensorRT is the system's
     assert tasks["ansible.builtin.user"]["ansible.builtin.user"]["groups"] == tasks["ansible.builtin.group"]["loop"]
     assert set(tasks["ansible.builtin.group"]["loop"]) == {"video", "render"}
-    extras = (FOLDER.parents[1] / "pyproject.toml").read_text()
-    assert not extra or re.search(rf"^{extra.strip('[]')} = ", extras, re.M)
+    assert_extras(extras)
 
 
 def test_only_the_secret_key_belongs_to_the_user_of_the_service():
