@@ -215,7 +215,7 @@ def _soak(
         "failed": dict(load.failed),
         "lost": load.submitted - load.outcomes,
         "degraded": load.degraded,
-        "duplicates_dropped": sum(source.snapshot.duplicates.values()),
+        "duplicates_dropped": source.snapshot.late_answers,
         "reroutes": source.snapshot.reroutes,
         "held_back_s": round(load.held_back_s, 1),
         "latency_ms": load.latency_ms(),

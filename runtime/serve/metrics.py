@@ -92,7 +92,7 @@ class SourceCollector(Collector):
             ("degraded_answers", "Answers with skipped blocks.", counts.degraded),
             ("canceled_requests", "Canceled requests.", counts.canceled),
             ("retries", "Repeated attempts, of requests that have ended.", counts.retries),
-            ("duplicates_dropped", "Answers after the first one, dropped.", sum(snapshot.duplicates.values())),
+            ("duplicates_dropped", "Answers after the first one, dropped.", snapshot.late_answers),
             (
                 "rejected_answers",
                 "Answers that contradict the request, dropped.",

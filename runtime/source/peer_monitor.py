@@ -56,7 +56,9 @@ class SourceSnapshot:
     rejected: Mapping[str, Rejection]
     """Invalid answers and returns that were dropped, by sender."""
     duplicates: Mapping[int, int]
-    """Number of later answers to the same request, by request."""
+    """Number of later answers to each of the latest requests that had some."""
+    late_answers: int
+    """Number of later answers to all requests."""
     reroutes: int
     """Number of transfers that were sent again to another holder."""
     dropped: Mapping[str, int]
@@ -194,7 +196,8 @@ class PeerMonitor:
             mismatched=MappingProxyType({name: why for name, (_, why) in self._node.mismatched.items()}),
             other_models=MappingProxyType({name: model for name, (model, _) in self._node.mismatched.items()}),
             rejected=self._machine.rules.rejected,
-            duplicates=MappingProxyType(dict(self._machine.rules.duplicates)),
+            duplicates=MappingProxyType(dict(self._machine.rules.ended.duplicates)),
+            late_answers=self._machine.rules.ended.late_answers,
             reroutes=self._machine.decisions.reroutes,
             dropped=MappingProxyType(dict(self._node.counts)),
         )

@@ -157,6 +157,8 @@ class _Submissions:
         self._classes = source.bundle.manifest.classes
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
+        self._late: dict[int, int] = {}
+        """Number of late answers by request; a snapshot has only those of the latest requests."""
 
     def submit_all(self, decoded: Iterable[tuple[int, ImageRef, Any]], concurrency: int, rate: float | None) -> None:
         """Submit the images and wait for their answers, until the run is stopped."""
@@ -215,8 +217,8 @@ class _Submissions:
 
     def sorted_records(self) -> list[RequestRecord]:
         """Return the records in order of submission, with their numbers of dropped late answers."""
-        late = self._source.snapshot.duplicates
-        records = [msgspec.structs.replace(record, duplicates=late.get(record.id, 0)) for record in self.records]
+        self._late.update(self._source.snapshot.duplicates)
+        records = [msgspec.structs.replace(record, duplicates=self._late.get(record.id, 0)) for record in self.records]
         return sorted(records, key=lambda record: record.id)
 
     def events(self) -> list[PeerEvent]:
@@ -237,6 +239,7 @@ class _Submissions:
             pass
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + TICK_S
+            self._late.update(self._source.snapshot.duplicates)
             if self._on_tick is not None:
                 self._on_tick()
 

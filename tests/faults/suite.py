@@ -172,7 +172,7 @@ def run_chaos(
         twice=len(watch.records) - len({r.id for r in watch.records}),
         not_replayed=bad,
         worst_replay=worst,
-        duplicates_dropped=sum(counts.duplicates.values()),
+        duplicates_dropped=counts.late_answers,
         reroutes=counts.reroutes,
         degraded=sum(r.degraded for r in watch.records),
         in_waves=sum(not r.is_plain for r in watch.records),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ls_edge.runtime.protocol.messages import MAX_BUDGET_US, Cancel, RequestId
 from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
 from ls_edge.runtime.routing.state.limits import Limits
 
 MAX_REMEMBERED = 4096
-"""Limit on ended requests that are remembered to count late answers."""
+"""Limit on ended requests that are remembered to count late answers, and on those that had some."""
 CANCEL_AT_MOST = 256
 """Limit on the requests in one CANCEL."""
 
@@ -18,8 +16,9 @@ class EndedRequests:
     """Ended requests of a source."""
 
     def __init__(self, limits: Limits) -> None:
-        self.duplicates: Counter[int] = Counter()
-        """Number of late answers by request."""
+        self.late_answers = 0
+        self.duplicates: dict[int, int] = {}
+        """Number of late answers to each of the latest requests that had some."""
         self.cancel_at = INFINITY
         self._limits = limits
         self.numbers: dict[RequestId, int] = {}
@@ -35,6 +34,13 @@ class EndedRequests:
         self._untold[copy.request] = copy.deadline
         has_room = len(self._untold) < CANCEL_AT_MOST
         self.cancel_at = min(self.cancel_at, now + (self._limits.cancel_every if soon and has_room else 0.0))
+
+    def count_late(self, number: int) -> None:
+        """Count a late answer to the request ``number``."""
+        self.late_answers += 1
+        self.duplicates[number] = self.duplicates.pop(number, 0) + 1
+        if len(self.duplicates) > MAX_REMEMBERED:
+            del self.duplicates[next(iter(self.duplicates))]
 
     def pop_cancels(self, now: float) -> list[Cancel]:
         """Return the CANCEL that is due: several if more requests have ended in a turn than one may name."""

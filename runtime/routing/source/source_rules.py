@@ -125,8 +125,7 @@ class SourceRules:
         """Time at which each block was last reachable, before that check."""
         self._looked_at = -INFINITY
         self._by_id: dict[RequestId, OpenRequest] = {}
-        self._ended = EndedRequests(turn.limits)
-        self.duplicates = self._ended.duplicates
+        self.ended = EndedRequests(turn.limits)
         self.handlers: Handlers = {
             NeighborUp: (machine.on_up, self._look_at_reach),
             NeighborDown: (machine.on_down, self._look_at_reach),
@@ -180,11 +179,11 @@ class SourceRules:
         turn.send(sender, Accept(run.transfer, 1))
         request = self._by_id.get(run.transfer.request)
         if request is None:
-            number = self._ended.numbers.get(run.transfer.request)
+            number = self.ended.numbers.get(run.transfer.request)
             if number is None:
                 self._reject(sender, "tokens of a request that it was never given")
             elif not run.itinerary.remaining:
-                self.duplicates[number] += 1
+                self.ended.count_late(number)
             return
         copy, linked = request.copy, turn.neighbors.get(request.trail.holder)
         needs_relay = linked is None or turn.neighbors.leads_beyond(linked)
@@ -196,7 +195,7 @@ class SourceRules:
                 self._machine.reroute(copy, f"{sender} returned an impossible itinerary")
         elif is_former_holder(copy, sender, needs_relay=needs_relay):
             if not run.itinerary.remaining:
-                self.duplicates[request.number] += 1
+                self.ended.count_late(request.number)
         elif STEM in run.itinerary.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
             why = run.returning.partition(": ")[2]
             self._fail(request, ImageRejected(f"request {request.number}: {why} (on {sender})"))
@@ -359,7 +358,7 @@ class SourceRules:
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
         self._custody.end(copy, why)
-        self._ended.add(copy, request.number, self._turn.now, soon=soon)
+        self.ended.add(copy, request.number, self._turn.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> bool:
         """Answer from the furthest tokens at the end of the budget if enough skips are allowed, else fail."""
@@ -404,12 +403,12 @@ class SourceRules:
         """Send CANCEL if it is due, or due soon and other messages are sent; return the time of the next one."""
         turn = self._turn
         ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
-        if turn.now + ahead >= self._ended.cancel_at:
+        if turn.now + ahead >= self.ended.cancel_at:
             peers = [n.name for n in turn.neighbors if n.hello.role == "peer"]
-            for cancel in self._ended.pop_cancels(turn.now):
+            for cancel in self.ended.pop_cancels(turn.now):
                 for name in peers:
                     turn.send(name, cancel)
-        return self._ended.cancel_at
+        return self.ended.cancel_at
 
 
 SourceMachine = Machine[SourceRules]

@@ -338,10 +338,10 @@ def answers(source, name, run):
 def test_a_holder_cannot_answer_a_request_that_its_next_holder_has_passed_on(source):
     run = passed_on_twice(source)
     assert answers(source, "a", run) == []
-    assert source.machine.rules.duplicates == {0: 1}
+    assert source.machine.rules.ended.duplicates == {0: 1}
     assert answers(source, "c", run) == [0]
     assert answers(source, "a", run) == []
-    assert source.machine.rules.duplicates == {0: 2}
+    assert source.machine.rules.ended.duplicates == {0: 2}
 
 
 def test_a_holder_that_keeps_its_copy_can_answer(source):
