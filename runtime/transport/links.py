@@ -64,6 +64,8 @@ class Links:
         self.poller = SocketPoller()
         self._sockets = Sockets(self.poller, heartbeat, max_frame, tokens_frame, curve)
         self.failed = self._sockets.failures
+        self.sent_bytes = 0
+        """Number of bytes of sent messages, without tokens."""
         self._lost: list[Link] = []
         """Ended links without an event of a monitor, for the next :meth:`poll`."""
         self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
@@ -139,6 +141,7 @@ class Links:
             raise
         finally:
             self.poller.used(socket)
+        self.sent_bytes += len(frames[0])
         return True
 
     def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:

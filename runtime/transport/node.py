@@ -57,7 +57,7 @@ from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.inbox import Inbox
 from ls_edge.runtime.transport.keys import Curve, KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
+from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
@@ -340,6 +340,7 @@ class Node:
         if now >= self._outbox.held_until:
             self._outbox.let_go()
         self.driver.send_outbox()
+        self.link_counts.sent[NO_CODEC] = self._links.sent_bytes
         if refused := self._links.refused:
             self.counts["connections refused"] = refused
 

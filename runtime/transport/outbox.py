@@ -33,7 +33,7 @@ NO_CODEC = "none"
 
 
 class LinkCounts:
-    """Counts of routing messages of a node, which any thread may read."""
+    """Counts of messages of a node, which any thread may read."""
 
     def __init__(self, peers: Iterable[str]) -> None:
         """Count suspicions of ``peers``, the names in ``peers.yaml``; others would need unlimited memory."""
@@ -116,19 +116,17 @@ class Outbox:
                 frames: list[bytes | memoryview] = [framing.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
                 if links and any(self._links.send(link, frames) for link in links):
-                    self._count(group, len(frames[0]))
+                    self._count(group)
                 else:
                     failed += [one.instruction for one in group]
         if not self._held:
             self.held_until = float("inf")
         return failed
 
-    def _count(self, group: list[_Outgoing], header_bytes: int) -> None:
-        sent = self.counts.sent
-        sent[NO_CODEC] += header_bytes
+    def _count(self, group: list[_Outgoing]) -> None:
         for one in group:
             if one.tokens is not None:
-                sent[one.codec] += len(one.tokens)
+                self.counts.sent[one.codec] += len(one.tokens)
 
     def _run_of(self, forward: Forward) -> _Outgoing:
         """Return the RUN for tokens, encoded with the codec of the itinerary or else of the receiver."""
