@@ -237,12 +237,12 @@ def _export(folder, seed, depth=BLOCKS, width=32, classes=10):
 
     torch.set_num_threads(1)
     args, names = {"depth": depth, "embed_dim": width, "num_classes": classes}, tuple("0123456789"[:classes])
-    view = build("vit_digits", args)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        view = build("vit_digits", args)
         for parameter in view.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+                parameter.normal_(0.0, parameter[0].numel() ** -0.5)
     record = RunRecord(
         version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=names,
         image=image_spec_of(view), trained_on="", method="shuffle",

@@ -42,5 +42,5 @@ def test_bands_must_fit_the_model():
 
 
 def test_more_blocks_than_the_model_has_cannot_be_kept():
-    with pytest.raises(UsageError, match="keep 5 is not possible: the model has 4 blocks"):
+    with pytest.raises(UsageError, match="keep 5 is not possible; give 1 to 4, the number of blocks"):
         EvaluationOrders(EvaluationSettings(keep=(5,)), Bands(4))
