@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,8 @@ def _orders(bands: Bands) -> str:
 
 
 def _use(name: str, timm_problem: str | None) -> str:
-    where = f"hf-hub:{name}" if name.count("/") == 1 else name
+    source = f"hf-hub:{name}" if name.count("/") == 1 else name
+    where = shlex.quote(source)
     if timm_problem is None:
         return (
             f"```bash\nls-edge run --local 3 --bundle {where} --data photos\n"
@@ -91,8 +93,8 @@ def _use(name: str, timm_problem: str | None) -> str:
     )
     if timm_problem:
         return f"{text}timm alone cannot load it: {timm_problem}."
-    source = where if where.startswith("hf-hub:") else f"local-dir:{where}"
+    address = json.dumps(source if source.startswith("hf-hub:") else f"local-dir:{source}")
     return (
         f"{text}The plain model, in trained order, with timm alone:\n\n"
-        f'```python\nimport timm\n\nmodel = timm.create_model("{source}", pretrained=True).eval()\n```'
+        f"```python\nimport timm\n\nmodel = timm.create_model({address}, pretrained=True).eval()\n```"
     )

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,14 @@ def test_a_class_with_a_line_break_stays_in_its_line_of_the_card():
     about = {"model": "x", "method": "y"}
     card = model_card("m", about, Bands.fixed(2), ("a\n# b", "c"), None, {}, license_name=None, timm_problem=None)
     assert "**Classes** (2): a # b, c\n" in card
+
+
+def test_commands_of_the_card_take_a_name_with_spaces_as_one_word():
+    about = {"model": "x", "method": "y"}
+    card = model_card("my dogs", about, Bands.fixed(2), ("a", "c"), None, {}, license_name=None, timm_problem="")
+    (command,) = (line for line in card.splitlines() if line.startswith("ls-edge export"))
+    assert shlex.split(command)[2] == "my dogs"
+    assert 'create_model("local-dir:my dogs", ' in card
 
 
 def test_export_reads_it_back_as_the_same_model(run, published, tmp_path):
