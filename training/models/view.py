@@ -290,8 +290,8 @@ class BlockView(nn.Module):
 def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise :class:`ModelError` for weights that a model with the weights ``own`` cannot use, but torch would load."""
     for name, value in ((name, weights[name]) for name in own if name in weights):
-        if own[name].is_floating_point() and not value.is_floating_point():
+        if own[name].is_floating_point() and (not value.is_floating_point() or value.element_size() == 1):  # float8
             kind = str(value.dtype).removeprefix("torch.")
-            raise ModelError(f"{name!r} is {kind} in the checkpoint; save weights that are not quantized, as floats")
+            raise ModelError(f"{name!r} is {kind} in the checkpoint; save weights that are not quantized")
         if not torch.isfinite(value.float()).all():
             raise ModelError(f"{name!r} has NaN or infinity in the checkpoint; use one from before training diverged")

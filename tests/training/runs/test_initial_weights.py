@@ -165,6 +165,7 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
         (lambda value: value * torch.nan, "has NaN or infinity in the checkpoint"),
         (lambda value: value / 0.0, "has NaN or infinity in the checkpoint"),
         (lambda value: (10 * value).to(torch.int8), "is int8 in the checkpoint; save weights that are not quantized"),
+        (lambda value: (100 * value).to(torch.float8_e4m3fn), "is float8_e4m3fn in the checkpoint"),
         (lambda value: value.to(torch.complex64), "is complex64 in the checkpoint"),
     ],
 )
