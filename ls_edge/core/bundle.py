@@ -357,7 +357,7 @@ class Bundle:
         except OSError as error:
             raise BundleError(f"cannot read {path} ({name}): {error.strerror}; check its permissions") from None
         found = hashlib.sha256(raw).hexdigest()
-        if found != part.sha256:
+        if (found, len(raw)) != (part.sha256, part.bytes):
             raise DigestMismatch(
                 f"{path} ({name}) is not the file of this bundle: sha256 {found[:16]}…, {len(raw)} bytes, expected "
                 f"{part.sha256[:16]}…, {part.bytes} bytes; it was changed or belongs to another bundle, copy it again"
@@ -366,7 +366,7 @@ class Bundle:
 
     def _check_name(self, name: str, part: PartFile) -> None:
         pure = PurePosixPath(part.file)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in part.file or not pure.parts:
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or not {"\\", "\0"}.isdisjoint(part.file):
             raise BundleError(
                 f"{self.folder / MANIFEST}: the file of {name} is {part.file!r}; a bundle names only files inside it"
             )

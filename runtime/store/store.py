@@ -231,10 +231,10 @@ class Store(FileStore):
         """
         path = bundle.folder / MANIFEST
         manifest, size = digest_of(path), path.stat().st_size
-        files = {part.sha256: bundle.folder / part.file for part in bundle.manifest.parts.blocks} | {manifest: path}
+        names = {part.sha256: name for name, part in bundle.manifest.part_names()}
         while missing := self.want(manifest, size, lambda it: self.blocks.of_model(it.num_blocks)).missing:
             for digest, length in missing:
-                self.write(digest, length, 0, files[digest].read_bytes())
+                self.write(digest, length, 0, bundle.read(names[digest]) if digest in names else path.read_bytes())
         return manifest
 
     # Inside.

@@ -157,6 +157,13 @@ def test_a_changed_part_is_named(folder, name, file):
         Bundle.open(folder).read(name)
 
 
+@pytest.mark.parametrize("size", [0, 13, 1000])
+def test_a_wrong_length_is_named(folder, size):
+    change(folder, lambda document: document["parts"]["stem"].update(bytes=size))
+    with pytest.raises(DigestMismatch, match=rf"\(stem\) is not the file .* 14 bytes, expected .*, {size} bytes"):
+        Bundle.open(folder).read("stem")
+
+
 def test_a_part_of_another_bundle_is_named(folder, tmp_path):
     make(tmp_path / "other", content=b"other")
     shutil.copy(tmp_path / "other/blocks/01.onnx", folder / "blocks/01.onnx")
@@ -218,7 +225,7 @@ def test_results_of_the_verification_have_their_types(folder, name, value, words
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", "."])
+@pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", ".", "a\0b"])
 def test_file_names_that_lead_out_of_the_folder_are_refused(folder, name):
     change(folder, lambda document: document["parts"]["blocks"][1].update(file=name))
     with pytest.raises(BundleError, match=r"the file of block 1 is .*; a bundle names only files inside it"):

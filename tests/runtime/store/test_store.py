@@ -12,6 +12,8 @@ import pytest
 
 from ls_edge.core.bundle import MANIFEST, Bundle, bundle_id_of, write_manifest
 from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
+from ls_edge.core.parts import HEAD, STEM, part_name
+from ls_edge.core.peers_file import HeldParts
 from ls_edge.runtime.change.record import TRIAL_STARTS
 from ls_edge.runtime.store.store import Store
 
@@ -93,6 +95,17 @@ def test_stored_files_are_not_wanted_again(store, tiny_bundle, changed):
     manifest, written = fill(store, other)
     assert [digest for digest, _ in written] == [manifest, hashlib.sha256(b"another").hexdigest()]
     assert fill(store, other)[1] == []
+
+
+@pytest.mark.parametrize("held", [(STEM, 0), (2, HEAD), HeldParts.parse("all")])
+def test_a_store_is_filled_with_stem_and_head(tmp_path, tiny_bundle, held):
+    bundle = Bundle.open(tiny_bundle)
+    with contextlib.closing(Store(tmp_path / "store", held)) as store:
+        store.switch(store.fill(bundle))
+        parts = store.blocks.of_model(bundle.num_blocks)
+        assert store.held(bundle) == parts
+        opened = store.open_active()
+        assert all(opened.read(part_name(part)) == bundle.read(part_name(part)) for part in parts)
 
 
 def test_an_incomplete_file_is_continued(tmp_path, tiny_bundle):
