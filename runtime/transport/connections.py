@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -257,6 +257,13 @@ class Listener:
         descriptor = self.descriptor_of.get(link)
         if descriptor is not None:
             abort(descriptor)  # after shutdown() libzmq would still read
+
+    def hang_up_others(self, kept: Collection[Link]) -> None:
+        """End all connections but the links ``kept``, also those that have not sent a message."""
+        for link in self.descriptor_of.keys() - kept:
+            self.hang_up(link)
+        for descriptor in self._accepted - self._links_at.keys():
+            abort(descriptor)
 
 
 class Dialer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -147,7 +147,7 @@ class Links:
     def change(self, dial: Mapping[str, str], curve: Curve | None) -> None:
         """Dial these peers and admit these keys from now on; links to changed peers end.
 
-        Incoming links stay (see :meth:`hang_up`), and so does the choice to use keys or not.
+        Incoming links stay (see :meth:`hang_up_others`), and so does the choice to use keys or not.
         """
         self._sockets.curve = curve
         if self._zap is not None and curve is not None:
@@ -163,6 +163,11 @@ class Links:
                 self._listener.hang_up(link)
         elif self.dialer.hang_up(link.dialed):
             self._lost.append(link)
+
+    def hang_up_others(self, kept: Collection[Link]) -> None:
+        """End all incoming connections but the links ``kept``, also those that have not sent a message."""
+        if self._listener is not None:
+            self._listener.hang_up_others(kept)
 
     def close(self) -> None:
         """Close all sockets, and drop unsent messages."""

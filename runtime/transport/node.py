@@ -347,17 +347,20 @@ class Node:
     def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
         """Use this file and this key pair from now on.
 
-        Links of processes that the file no longer lists, or lists with another key, are ended. The address of this
-        process, the heartbeat, and the choice to use keys must not change.
+        Links of processes that the file no longer lists, or lists with another key, are ended, and so are incoming
+        connections of unknown processes then. The address of this process, the heartbeat, and the choice to use keys
+        must not change.
         """
         changed = _changed(self._settings.peers, peers)
         self._settings = replace(self._settings, peers=peers, keys=keys)
         self._handshake.change(peers)
         self._links.change(self._settings.dialed, self._settings.curve)
-        for link, name in list(self._linked.name_of.items()):
-            if not link.dialed and not changed.isdisjoint((name, self._linked.user_of[link])):
-                self._links.hang_up(link)
         if changed:
+            # A connection without an admitted process was authenticated by the previous keys, perhaps by a revoked one.
+            of_user = self._linked.user_of
+            self._links.hang_up_others(
+                {link for link, name in self._linked.name_of.items() if changed.isdisjoint((name, of_user[link]))}
+            )
             self.feed(Removed(frozenset(changed)))
 
     def repeat_greeting(self) -> None:

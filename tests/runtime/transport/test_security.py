@@ -232,3 +232,14 @@ def test_two_sources_with_one_key_do_not_get_each_others_answers(secured, tiny_b
 def test_a_name_that_nobody_may_have_is_a_clear_error(tiny_bundle, write_peers):
     with pytest.raises(UsageError, match="name 'my laptop': use 1 to 63 letters"):
         Source(load_peers(write_peers(PLACEMENT)), Bundle.open(tiny_bundle), name="my laptop")
+
+
+def test_a_connection_with_a_replaced_key_is_ended_even_if_it_has_not_greeted(secured, wait_until, keys):
+    file, peers = secured
+    with Stranger(file, "a", keys["laptop"]) as quiet:
+        wait_until(lambda: quiet.poll().up, what="a link")
+        content = yaml.safe_load(file.path.read_text())
+        content["sources"][0]["public_key"] = new_pair().public.decode()
+        file.path.write_text(yaml.safe_dump(content))
+        peers["a"].reload()
+        wait_until(lambda: quiet.poll().links.failed["a"], what="a refusal of the old key")
