@@ -232,12 +232,13 @@ class EngineQueue:
         """Count a failed call; return whether its block counts as failed for good from now on."""
         if event.block in self.failed_blocks:
             return False
+        if event.not_finite and event.rest is not None:  # the same call gave finite outputs, too
+            self._not_finite.pop(event.block, None)
+            return False
         if event.not_finite:
             seen = self._not_finite.setdefault(event.block, set())
             seen.update(transfer.request for transfer in event.transfers)
             if len(seen) < self.times.limits.not_finite:
-                if event.rest is not None:  # the same call gave finite outputs, too
-                    del self._not_finite[event.block]
                 return False
         else:
             self._failures[event.block] += 1

@@ -594,7 +594,8 @@ def test_odd_requests_in_batches_with_fine_ones_never_fail_a_block():
     engine = new_peer([0], max_batch=2).machine.rules.engine
     fine = Computed((0,), (transfer(99),), ((0,),), 1000)
     for number in range(9):
-        assert not engine.count_failure(ComputeFailed(0, (transfer(number),), "NaN", not_finite=True, rest=fine))
+        odd = tuple(map(transfer, range(number, 2 * number + 1)))
+        assert not engine.count_failure(ComputeFailed(0, odd, "NaN", not_finite=True, rest=fine))
     alone = [engine.count_failure(ComputeFailed(0, (transfer(n),), "NaN", not_finite=True)) for n in range(3)]
     assert alone == [False, False, True]
 
