@@ -155,7 +155,8 @@ def _best(candidates: Sequence[Candidate], objective: Objective) -> Candidate:
 
 def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
     least = LEAST_GAIN if objective == "survival" else scoring.NO_WORSE  # survival is by formula, which is exact
-    return one.value(objective) < other.value(objective) - least * abs(other.value(objective))
+    ours, theirs = one.value(objective), other.value(objective)  # theirs may be unknown, which is infinite
+    return ours < theirs and not math.isclose(ours, theirs, rel_tol=least)
 
 
 def _expected(candidate: Candidate) -> Expected:

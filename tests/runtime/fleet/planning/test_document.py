@@ -13,7 +13,7 @@ def plan(make_source):
     """Return the document of a plan for devices and a model of eight blocks."""
 
     def make(devices, objective, *, simulate=True, on_step=lambda *_: None, **more):
-        problem = PlanningProblem(tuple(devices), 8, source=make_source(1.0, visit_ms=1.0), **more)
+        problem = PlanningProblem(tuple(devices), 8, **{"source": make_source(1.0, visit_ms=1.0), **more})
         return plan_document(
             problem, objective, plan_placement(problem, objective), ["assumed"], bundle_id="id", simulate=simulate,
             on_step=on_step,
@@ -47,6 +47,16 @@ def test_copies_win_where_they_have_the_higher_throughput(plan):
     assert (found.recommendation, found.winner) == ("single", "copies")
     assert found.baselines["copies"].throughput == found.expected.throughput
     assert found.reason.startswith(f"{found.expected.throughput:.0f} images a second, against ")
+
+
+@pytest.mark.parametrize("simulate", [True, False])
+def test_a_known_value_is_better_than_an_unknown_one(plan, simulate):
+    """No device has room for stem and head beside all blocks, and the power of the source is unknown."""
+    boards = devices(2, capacity=8.2, ends_size=0.5, watts=5.0)
+    found = plan(boards, "energy", simulate=simulate, source=PlannedDevice("source", 1.0, 0, stem_ms=1.0))
+    assert found.baselines["single"].energy_mj is None
+    assert found.winner == "distribute"
+    assert found.reason.endswith(" mJ an image, against unknown energy for d0 alone")
 
 
 def test_the_simulation_chooses_the_policy_and_formulas_are_kept(plan):
