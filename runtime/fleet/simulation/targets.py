@@ -180,7 +180,8 @@ def search_fleets(
             break
     if refused is not None and not is_planned:
         raise refused
-    return found
+    # With one more device, the best placement may need fewer of them.
+    return sorted(found, key=lambda one: (one.devices, one.replicas))
 
 
 def _held(problem: PlanningProblem, placement: Placement) -> list[list[tuple[int, ...]]]:

@@ -1,6 +1,7 @@
 """The smallest fleet that reaches a target, against closed forms of boards that hold the whole model."""
 
 import dataclasses
+import itertools
 import math
 
 import msgspec
@@ -33,10 +34,13 @@ CHURN = Churn(9.0, 1.0)
 def search(make_problem):
     """Return the fleets of one kind of board that are simulated for a target."""
 
-    def run(*targets, capacity=4, churn=CHURN, names="a", **settings):
-        (board,) = make_problem(2.0, capacity=capacity).devices
+    def run(*targets, capacity=(4,), churn=CHURN, names="a", **settings):
+        (board,) = make_problem(2.0).devices
         loss = churn.loss if churn.zone == 1 else 0.0
-        boards = tuple(dataclasses.replace(board, loss=loss, name=name) for name in names)
+        boards = tuple(
+            dataclasses.replace(board, loss=loss, name=name, capacity=room)
+            for name, room in zip(names, itertools.cycle(capacity), strict=False)
+        )
         problem = dataclasses.replace(make_problem(2.0), devices=boards)
         asked = FleetSettings(
             **{"devices": 1, "requests": 1, "budget_ms": 100.0, "outage_s": CHURN.down, "seed": 1, **settings}
@@ -75,13 +79,13 @@ def test_boards_with_the_whole_model_are_as_many_as_the_formula_says(search):
 @pytest.mark.slow
 def test_boards_with_room_for_half_of_the_model_are_twice_as_many(search):
     """Four boards: two holders of each half are whole with 98.2 %; two boards with a copy of each with 83 %."""
-    found, answer = search("0.93", capacity=2)
+    found, answer = search("0.93", capacity=(2,))
     assert answer.startswith("4 devices with 2 copies of each block reach")
     assert all(len(blocks) == 2 for one in found if one.devices == 4 for blocks in one.placement.values())
 
 
 def test_skipped_blocks_count_as_answers_but_not_as_whole_ones(search):
-    found, _ = search("answered=0.95", capacity=2, max_skips=2)
+    found, _ = search("answered=0.95", capacity=(2,), max_skips=2)
     assert found[0].verdict == "met"
     assert found[0].devices == 2
     assert found[0].whole.high < 0.95 < found[0].answered.low
@@ -157,9 +161,18 @@ def test_a_fleet_may_be_smaller_than_the_number_of_profiles(search):
     assert answer.startswith("1 device with 1 copy of each block reaches whole=0.5: ")
 
 
+def test_the_cheapest_fleet_comes_first_even_if_a_larger_choice_was_needed_to_find_it(search, monkeypatch):
+    """One board of each kind holds the model together; with a fourth board, two of the first kind do."""
+    monkeypatch.setattr(targets, "MOST_RUNS", 1)
+    found, answer = search("0.3", names="abc", capacity=(2, 1, 1))
+    assert [(one.devices, set(one.placement)) for one in found][0] == (2, {"a", "a-2"})
+    assert [one.devices for one in found] == sorted(one.devices for one in found)
+    assert answer.startswith("2 devices with 1 copy of each block reach")
+
+
 def test_boards_without_room_for_the_model_are_refused(search):
     with pytest.raises(UsageError, match="a site of 16 devices: 4 blocks with 1 holders each"):
-        search("0.9", capacity=0.2)
+        search("0.9", capacity=(0.2,))
 
 
 @pytest.mark.parametrize(
