@@ -165,7 +165,7 @@ def test_the_cheapest_fleet_comes_first_even_if_a_larger_choice_was_needed_to_fi
     """One board of each kind holds the model together; with a fourth board, two of the first kind do."""
     monkeypatch.setattr(targets, "MOST_RUNS", 1)
     found, answer = search("0.3", names="abc", capacity=(2, 1, 1))
-    assert [(one.devices, set(one.placement)) for one in found][0] == (2, {"a", "a-2"})
+    assert (found[0].devices, set(found[0].placement)) == (2, {"a", "a-2"})
     assert [one.devices for one in found] == sorted(one.devices for one in found)
     assert answer.startswith("2 devices with 1 copy of each block reach")
 
