@@ -6,6 +6,7 @@ import pytest
 
 from ls_edge.runtime.change.progress import Instruction
 from ls_edge.runtime.routing import machine
+from ls_edge.runtime.routing.policies.sequential import Sequential
 from ls_edge.runtime.routing.state.events import Complete
 from tests import simulate_forever
 from tests.faults.simulation import FaultySimulation
@@ -23,6 +24,39 @@ class Forgetful(FaultySimulation):
         if isinstance(instruction, Complete) and getattr(self, "forgets", False):
             return
         super()._execute(process, instruction)
+
+
+class Unheard(FaultySimulation):
+    """A fleet in which a process that was stopped does not greet the others when it continues."""
+
+    def cont(self, name):
+        self.processes[name].stopped = False
+
+
+class Miscounting(FaultySimulation):
+    """A fleet in which a process counts a copy too many once its engine hangs."""
+
+    def hang_engine(self, name, *, hangs):
+        super().hang_engine(name, hangs=hangs)
+        self.processes[name].machine.custody.credits.copies += 1
+
+
+@pytest.mark.parametrize(
+    ("make", "fault", "found"), [(Unheard, "stop", "failed in a mended fleet"), (Miscounting, "hang", "counts are")]
+)
+def test_a_process_that_does_not_recover_and_wrong_counts_are_found(make, fault, found):
+    asked = ("submit", "nearest", 1, 0, 1, 2.0, False)
+    course = Course(World(held={"a": (0,), "b": (1,)}, blocks=2), ((fault, "a"), ("wait", 1.5), asked))
+    assert found in str(fails(course, make))
+    assert not fails(course)
+
+
+def test_a_fixed_order_that_skips_is_found(monkeypatch):
+    """The checks of the routing are the policy's; without them, a request skips what has no holder."""
+    monkeypatch.setattr(Sequential, "may_skip", True)
+    asked = ("submit", "sequential", 1, 1, 1, 2.0, False)
+    course = Course(World(held={"a": (0,), "b": (1,)}, blocks=2), (("kill", "b"), ("wait", 1.5), asked))
+    assert "ran only" in str(fails(course))
 
 
 def test_the_same_seed_is_the_same_course():
