@@ -45,7 +45,7 @@ WINDOW, BUSY_WINDOW = 8, 1
 MOST_ASKED = 5
 """Number of requests for a piece after which the push fails."""
 KEEP_TURN_S = 60.0
-"""Seconds for which the pusher that requested a switch keeps its turn without a link."""
+"""Seconds for which the pusher that requested a switch keeps its turn until it is back on a link."""
 
 
 @dataclass(eq=False)
@@ -179,6 +179,7 @@ class Installer:
         self._pushers.discard(name)
         if self._push is not None and self._push.pusher == name:
             if self._push.state is not StoreState.SWITCHING:
+                self._turn = ("", 0.0)
                 self._thread.do(self._fleet.forget, lambda _: None, lambda _: None)
             self._push = None
 

@@ -137,6 +137,13 @@ def test_a_board_is_added_and_another_one_removed(fleet, tiny_bundle):
     assert "removed from the fleet by version 1" in record(peers, "b")["reason"]
 
 
+def test_a_removed_board_can_be_added_again_immediately(fleet, tiny_bundle):
+    peers = fleet({"a": "0-5", "b": "0-5"})
+    new = edited(peers, lambda named, document: document["peers"].remove(named["b"]))
+    assert apply(peers, new, tiny_bundle)[1] == {"a": "active", "b": "removed"}
+    assert apply(peers, peers.file, tiny_bundle)[1] == {"a": "active", "b": "active"}
+
+
 @pytest.mark.parametrize("when", ["receiving", "ready", "switching"])
 def test_an_interrupted_change_serves_and_is_completed_by_the_same_command(fleet, tiny_bundle, when):
     class Cut(Exception):
