@@ -41,7 +41,8 @@ MAX_WORKERS = 8
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of training and validation images; the latter are a seeded ``part``, at least one image.
 
-    Each class keeps at least one training image. Raise :class:`DataError` for a set of one class.
+    Validation images are in random order, so that the first ones are a fair sample. Each class keeps at least one
+    training image. Raise :class:`DataError` for a set of one class.
     """
     by_class: dict[int, list[int]] = {}
     for index, image in enumerate(images.images):
@@ -65,7 +66,7 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
         del indices[:count]
     if not held:
         held.append(max(by_class.values(), key=len).pop(0))
-    return sorted(itertools.chain(*by_class.values())), sorted(held)
+    return sorted(itertools.chain(*by_class.values())), rng.sample(held, len(held))
 
 
 class ImageDataset(Dataset[tuple[Tensor | None, int, str]]):

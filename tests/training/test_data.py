@@ -32,6 +32,7 @@ def test_split_is_seeded_stratified_and_whole():
     for label in range(10):
         whole = sum(image.label == label for image in digits.images)
         assert sum(digits.images[row].label == label for row in held) == round(whole / 10)
+    assert len({digits.images[row].label for row in held[:64]}) == 10  # the curves of --log are of these
 
 
 def test_a_split_of_few_images_has_at_least_one_for_validation(tmp_path):
