@@ -288,7 +288,7 @@ def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: N
 
 
 def _check_run(run: LoadedRun) -> None:
-    if run.record.problem and run.record.best_epoch is None:
+    if run.record.trained_on and run.record.best_epoch is None:
         raise RunError(
             f"{run.folder}: {run.record.problem}; continue with 'ls-edge train --resume', train again with a lower "
             "--lr, or, for an untrained model, with --epochs 0"

@@ -48,6 +48,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
     """Other arguments for timm's ``create_model``, such as ``drop_path_rate``."""
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the model starts from given weights instead of random ones."""
+        return self.init is not None or self.pretrained
+
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The images and their augmentation."""
@@ -157,16 +162,18 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation_orders: Orders = 4
     """Number of seeded orders for the validation of a method that shuffles."""
 
-    def chosen_method(self, *, could_share: bool, shares: bool = False) -> str:
+    def chosen_method(self, *, could_share: bool, shares: bool = False, in_order: bool = False) -> str:
         """Return the method, by default ``shared`` if the initial blocks do or could share weights, else ``anyorder``.
 
         Shuffling would destroy what such a model has learned (docs/any-order.md), and other methods lack the parameters
-        of a shared block. Bands imply different blocks.
+        of a shared block. Bands imply different blocks. Without training, weights that were trained ``in_order`` remain
+        weights of ``sequential``.
         """
         if self.method is not None:
             return self.method
-        fits = shares or (could_share and self.epochs)
-        return "shared" if fits and self.bands is None else "anyorder"
+        if self.bands is None and (shares or (could_share and self.epochs)):
+            return "shared"
+        return "sequential" if in_order and not self.epochs else "anyorder"
 
     def block_bands(self, num_blocks: int | None = None) -> Bands:
         """Return the bands for a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit."""

@@ -10,6 +10,7 @@ If ``torchrun`` starts it, all processes train together (``ls_edge.training.dist
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import random
 import time
@@ -28,7 +29,7 @@ from ls_edge.core.logs import OnWarning
 from ls_edge.core.text import counted
 from ls_edge.data.datasets import describe, image_warnings, open_data
 from ls_edge.device.requirements import compiler_problem
-from ls_edge.training.class_order import check_class_order, in_class_order, is_foreign
+from ls_edge.training.class_order import check_class_order, in_class_order
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
@@ -58,7 +59,7 @@ from ls_edge.training.runs.checkpoint import (
     shown_model,
     start_metrics,
 )
-from ls_edge.training.runs.initial_weights import InitialWeights, make_initial_weights
+from ls_edge.training.runs.initial_weights import NEW_CLASSIFIER, InitialWeights, make_initial_weights
 from ls_edge.training.task import TrainingTask
 from ls_edge.version import __version__
 
@@ -178,7 +179,10 @@ class _Training:
         reporter.note(describe(images.account()))
         for warning in image_warnings(images, ""):
             reporter.warn(warning)
-        name = config.chosen_method(could_share=initial.could_share, shares=initial.view.shares_weights)
+        in_order = config.model.has_weights and initial.bands is None
+        name = config.chosen_method(
+            could_share=initial.could_share, shares=initial.view.shares_weights, in_order=in_order
+        )
         method = make_method(name, config.method_args)
         if config.method is None and config.epochs:
             _explain_default(name, local.model, initial, reporter)
@@ -191,7 +195,7 @@ class _Training:
         self.config = config = _in_force(msgspec.structs.replace(config, method=name), method, initial, bands, image)
         view = initial.view.to(device)
         torch.set_num_threads(choose_threads(config.threads, view))
-        self.start = (initial.source or view).to(device) if initial.trained else None
+        self.start = (initial.source or copy.deepcopy(view)).to(device) if initial.trained and config.epochs else None
         places = method.reshape(view, bands, initial.source, trained=initial.trained)
         method.attach(view)
         if method.teacher is not None:
@@ -211,6 +215,7 @@ class _Training:
             image=image,
             trained_on=images.digest() if config.epochs else "",
             method=name,
+            remark="" if initial.trained or not config.model.has_weights else NEW_CLASSIFIER,
         )
         self.task = TrainingTask(
             view, method, with_compiler(config, device, reporter.warn), self.record, bands, context
@@ -246,7 +251,8 @@ class _Training:
                 self._epochs(train_batches, held)
                 self._warn_of_loss(held)
         if self.record.problem:
-            self.reporter.warn(f"{self.record.problem}; lower --lr or train longer")
+            how = "lower --lr or train longer" if self.config.epochs else "train it before you use its answers"
+            self.reporter.warn(f"{self.record.problem}; {how}")
         if self.context.is_main:
             (self.out / RESUME).unlink(missing_ok=True)
         view = self.task.view
@@ -446,7 +452,7 @@ def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, r
             "method shared: one block for all steps; its teacher is the initial model, which was trained in one order; "
             "--method anyorder keeps different blocks and loses more accuracy"
         )
-    elif not initial.trained and (model.pretrained or is_foreign(model.init)):
+    elif not initial.trained and model.has_weights and initial.bands is None:
         reporter.warn(
             "the classifier is new, so there is no trained start, and pretrained blocks lose accuracy when they are "
             "shuffled: train with --method sequential first, then train the run that this writes (--init)"
@@ -477,8 +483,7 @@ def _in_force(
     """Return the configuration with the defaults of the model and the method filled in."""
     optim = config.optim
     if optim.lr is None:
-        has_weights = config.model.init is not None or config.model.pretrained
-        rate = default_rate(initial.model, method, from_weights=has_weights)
+        rate = default_rate(initial.model, method, from_weights=config.model.has_weights)
         optim = msgspec.structs.replace(optim, lr=rate)
     if optim.average == "auto":
         optim = msgspec.structs.replace(optim, average=method.average)

@@ -172,7 +172,7 @@ def cost_of(
     from ls_edge.evaluation.settings import EvaluationSettings
     from ls_edge.training.methods.registry import expected_cost, make_method
 
-    chosen = config.chosen_method(could_share=config.model.init is not None or config.model.pretrained)
+    chosen = config.chosen_method(could_share=config.model.has_weights)
     work = _work_of(msgspec.json.encode((config.model, chosen, config.method_args)), classes)
     method = make_method(chosen, config.method_args)
     held = round(images * config.data.validation)

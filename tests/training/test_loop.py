@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -311,6 +312,10 @@ def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     assert f"against {start:.3f} in trained order" in warning
     assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
     assert "; train longer, or let the blocks share their weights (--method shared), which" in warning
+    save_file(load_run(tmp_path / "start").view.weights(), tmp_path / "w.safetensors")
+    reporter, elsewhere = Silent(), {"model": "vit_digits", "init": str(tmp_path / "w.safetensors")}
+    train(settings(method="position", epochs=1, optim={"lr": 1e-6}, **elsewhere), tmp_path / "slots", reporter=reporter)
+    assert f"against {start:.3f} in trained order before training" in reporter.warnings[0]  # without the new modules
 
 
 def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
@@ -342,6 +347,32 @@ def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
     new_head, warnings = method("new-head", model="vit_digits", init=str(tmp_path / "elsewhere.safetensors"))
     assert new_head.record.method == "anyorder"
     assert any("train with --method sequential first" in text for text in warnings)
+
+
+@pytest.mark.parametrize(("given", "default"), [("whole", "shared"), ("new-classifier", "anyorder")])
+def test_a_start_that_was_written_without_training_is_what_its_weights_are(tmp_path, given, default):
+    """Trained in one order, and with its classifier or without."""
+    made = {"model": "vit_digits", "args": {"depth": 4}}
+    train(settings(method="sequential", epochs=1, **made), tmp_path / "trained", reporter=Silent())
+    view = load_run(tmp_path / "trained").view
+    kept = {name: value for name, value in view.weights().items() if given == "whole" or name not in view.classifier}
+    save_file(kept, tmp_path / "elsewhere.safetensors")
+    first, then = Silent(), Silent()
+    start = settings(method=None, epochs=0, init=str(tmp_path / "elsewhere.safetensors"), **made)
+    train(start, tmp_path / "start", reporter=first)
+    record, config = load_run(tmp_path / "start").record, load_run(tmp_path / "start").config
+    assert (record.method, config.bands) == ("sequential", None)
+    assert any("the classifier is new and was not trained; train it" in text for text in first.warnings) == (
+        given != "whole"
+    )
+    export_run(load_run(tmp_path / "start"), tmp_path / "bundle")
+    again = settings(method=None, epochs=1, init=str(tmp_path / "start"), args={"depth": 4}, optim={"lr": 1e-6})
+    train(again, tmp_path / "run", reporter=then, model_named=False)
+    assert load_run(tmp_path / "run").record.method == default
+    assert any("train with --method sequential first" in text for text in then.warnings) == (given != "whole")
+    with pytest.raises(UsageError, match="method shared needs a trained start") if given != "whole" else nullcontext():
+        shared = msgspec.structs.replace(again, method="shared")
+        train(shared, tmp_path / "shared", reporter=Silent(), model_named=False)
 
 
 def numbered(top, names=("1", "2", "10")):

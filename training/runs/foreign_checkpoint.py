@@ -8,15 +8,18 @@ and in modules that add a prefix to each name (:data:`_PREFIXES`, or any other b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import RunError
 from ls_edge.training.runs.checkpoint import read_tensors
 
@@ -35,20 +38,29 @@ _DECODER = ("decoder", "mask_token")
 
 _SETTINGS = ("args", "config", "cfg", "hyper_parameters", "hparams")
 """Keys of training settings next to the weights."""
+_FIELDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "size": (("input_size", "img_size", "image_size"), 2),
+    "mean": (("mean",), 3),
+    "std": (("std",), 3),
+    "interpolation": (("interpolation",), 0),
+    "crop_pct": (("crop_pct",), 0),
+}
+"""Names of settings and number of their values, 0 for a single one, by field of :class:`ImageSpec`."""
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(ImageSpec)}
 
 
 def read_foreign(
     path: str | Path, note: Callable[[str], None] = lambda _: None
-) -> tuple[dict[str, Tensor], tuple[int, int] | None]:
-    """Return the tensors of a ``.safetensors`` or ``.pth`` file, and the height and width of images if it has them.
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a ``.safetensors`` or ``.pth`` file, and the fields of :class:`ImageSpec` that it states.
 
     ``note`` receives a line about each choice and omission. Raise :class:`RunError` for any other file.
     """
     path = Path(path)
     value: Any = _load(path)
-    size = None
+    image: dict[str, Any] = {}
     while isinstance(value, dict):
-        size = size or _image_size(value)
+        image = _image_settings(value) | image
         nested = [key for key in _NESTED if isinstance(value.get(key), dict)]
         if "student" not in nested:  # next to other weights, the teacher is another model
             nested.sort(key="teacher".__eq__)
@@ -69,22 +81,20 @@ def read_foreign(
     found = _without_prefixes({str(name): tensor for name, tensor in value.items()}, path, note)
     if any(name.startswith("decoder_") for name in found):
         note(f"{path}: the decoder of the autoencoder is left out")
-        return {name: tensor for name, tensor in found.items() if not name.startswith(_DECODER)}, size
-    return found, size
+        return {name: tensor for name, tensor in found.items() if not name.startswith(_DECODER)}, image
+    return found, image
 
 
-def _image_size(value: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the image size from the settings next to the weights, as timm's training script writes them."""
-    for key in _SETTINGS:
-        settings: Any = value.get(key)
-        if isinstance(settings, argparse.Namespace):
-            settings = vars(settings)
-        for name in ("input_size", "img_size", "image_size") if isinstance(settings, dict) else ():
-            found = settings.get(name)
-            sizes = [found] * 2 if isinstance(found, int) else found
-            if isinstance(sizes, (list, tuple)) and len(sizes) >= 2 and all(isinstance(one, int) for one in sizes):
-                return sizes[-2], sizes[-1]
-    return None
+def _image_settings(value: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of :class:`ImageSpec` from the settings next to the weights, as timm's training writes them."""
+    found: dict[str, Any] = {}
+    known = [vars(one) if isinstance(one, argparse.Namespace) else one for one in map(value.get, _SETTINGS)]
+    for field, (names, count) in _FIELDS.items():
+        for given in (one.get(name) for one in known if isinstance(one, dict) for name in names):
+            row = list(given) if isinstance(given, (list, tuple)) else [given]  # one value is for all channels or sides
+            with contextlib.suppress(msgspec.ValidationError):
+                found.setdefault(field, msgspec.convert((row * count)[-count:] if count else given, _TYPES[field]))
+    return found
 
 
 def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str], None]) -> dict[str, Tensor]:

@@ -27,6 +27,10 @@ from ls_edge.training.runs.foreign_checkpoint import read_foreign
 
 _KEEPS_WEIGHTS = re.compile(r"\w*drop_(path_)?rate|img_size|dynamic_img_(size|pad)")
 """timm's arguments with which the blocks of a run compute the same: regularization and image size."""
+PATCHES = "patch_embed.proj.weight"
+"""timm's name of the filters that embed patches."""
+NEW_CLASSIFIER = "the classifier is new and was not trained"
+"""Remark of a run whose other weights were given."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +90,33 @@ def make_initial_weights(
         trained = (getattr(view.model, "pretrained_cfg", None) or {}).get("num_classes") == len(classes)
     else:
         view = build(name, args)
+    image = image_spec_of(view)
     if config.init is not None:
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
-        found, size = read_foreign(config.init, warn)
+        found, stated = read_foreign(config.init, warn)
+        size = stated.pop("size", None)
+        stated = {field: value for field, value in stated.items() if value != getattr(image, field)}
+        if stated:
+            listed = ", ".join(f"{field} {value}" for field, value in stated.items())
+            warn(f"{config.init}: images are prepared as its settings say, not as usual for {name}: {listed}")
+            image = msgspec.structs.replace(image, **stated)
         (height, width), positions = view.image_size, found.get("pos_embed")
         if size is None and height != width and positions is not None:
             warn(f"{config.init} does not say its image size; if it is not {height} x {width}, positions are mixed up")
-        trained = _take(view, _fitted(view, found, size, config.init), config.init, warn)
+        fitted = _fitted(view, found, size, config.init)
+        was, now = (tuple(getattr(one.get(PATCHES), "shape", ()))[2:] for one in (found, fitted))
+        if was and was != now:
+            warn(
+                f"{config.init} has patches of {was[0]} x {was[1]} pixels and {name} of {now[0]} x {now[1]}, so they "
+                "are resampled, and answers are worse until it is trained; check --model"
+            )
+        trained = _take(view, fitted, config.init, warn)
     kept = tuple(range(view.num_blocks))
     if config.depth is not None:
         kept = evenly_spaced(view.num_blocks, config.depth)
         view.keep_blocks(kept)
-    return InitialWeights(view, name, args, kept, image_spec_of(view), trained)
+    return InitialWeights(view, name, args, kept, image, trained)
 
 
 def _from_run(
@@ -139,7 +157,7 @@ def _from_run(
         bands = None if bands is None else bands.keep(chosen)
         view.keep_blocks(chosen)
         kept = tuple(kept[index] for index in chosen)
-    trained = whole and (record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init))
+    trained = whole and (record.best_epoch is not None or (run.config.model.has_weights and not record.remark))
     unchanged = whole and config.depth is None and view.image_size == run.view.image_size
     return InitialWeights(view, record.model, args, kept, image, trained, added, run.view if unchanged else None, bands)
 

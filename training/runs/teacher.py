@@ -132,12 +132,13 @@ def _load_run(folder: str, config: TeacherConfig, classes: Sequence[str]) -> tup
 
 
 def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
+    stated: dict[str, Any] = {}
     try:
         if config.weights is None:
             model = create(name, pretrained=True)
         else:
             model = create(name, num_classes=len(classes))
-            _load_weights(model, name, config.weights)
+            stated = _load_weights(model, name, config.weights)
     except ModelError as error:
         raise ModelError(f"--teacher: {error}".replace("with --init", "with --teacher-weights")) from None
     known = int(getattr(model, "num_classes", 0))
@@ -146,15 +147,16 @@ def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[n
             f"--teacher {name} knows {known} classes and the data has {len(classes)}; give a run that was trained on "
             "these classes, or such weights with --teacher-weights FILE"
         )
-    cfg = _timm_data.resolve_model_data_config(model)
+    cfg = {**_timm_data.resolve_model_data_config(model), **stated}
     return model, {"size": cfg["input_size"][1:], "mean": cfg["mean"], "std": cfg["std"], "columns": range(known)}
 
 
-def _load_weights(model: nn.Module, name: str, path: str) -> None:
+def _load_weights(model: nn.Module, name: str, path: str) -> dict[str, Any]:
+    """Load weights from a file; return the preprocessing that it states."""
     if not Path(path).is_file():
         raise RunError(f"--teacher-weights {path}: there is no such file; give a .safetensors or .pth file")
     try:
-        weights = read_foreign(path)[0]
+        weights, stated = read_foreign(path)
         check_values(weights, model.state_dict())
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -163,3 +165,4 @@ def _load_weights(model: nn.Module, name: str, path: str) -> None:
             f"{path} does not fit {name} with {getattr(model, 'num_classes', 0)} classes: {reason[:200]}; give weights "
             "of this model, trained on these classes"
         ) from None
+    return stated

@@ -3,6 +3,7 @@
 import argparse
 import re
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -122,6 +123,28 @@ def test_settings_of_argparse_are_the_only_class_in_a_file(tmp_path):
     path = tmp_path / "w.pth"
     torch.save({"model": weights(), "args": argparse.Namespace(lr=0.1, name="x")}, path)
     assert same(start(init=str(path)).view.weights(), weights())
+
+
+def test_images_are_prepared_as_the_settings_of_a_file_say(tmp_path):
+    """Other means would give other answers without a word; a null or random value leaves that of the model."""
+    path, notes, usual = tmp_path / "w.pth", [], start().image
+    stated = {"mean": [0.1, 0.2, 0.3], "std": [0.4], "crop_pct": 0.8, "interpolation": "bilinear"}
+    torch.save({"state_dict": weights(), "args": argparse.Namespace(**stated)}, path)
+    found = start(init=str(path), warn=notes.append).image
+    assert found == msgspec.structs.replace(usual, **stated | {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.4, 0.4)})
+    said = "mean (0.1, 0.2, 0.3), std (0.4, 0.4, 0.4), interpolation bilinear, crop_pct 0.8"
+    assert notes == [f"{path}: images are prepared as its settings say, not as usual for vit_digits: {said}"]
+    left = {"mean": None, "std": [0.5, 0.5, 0.5], "crop_pct": None, "interpolation": "random", "input_size": None}
+    torch.save({"state_dict": weights(), "args": argparse.Namespace(**left)}, path)
+    assert start(init=str(path)).image == usual
+
+
+def test_patches_of_another_size_are_mentioned(tmp_path):
+    path, notes = tmp_path / "w.pth", []
+    torch.save(start(args={**TINY, "img_size": 32, "patch_size": 8}).view.weights(), path)
+    start(init=str(path), warn=notes.append)
+    words = "are resampled, and answers are worse until it is trained; check --model"
+    assert notes == [f"{path} has patches of 8 x 8 pixels and vit_digits of 4 x 4, so they {words}"]
 
 
 def test_the_decoder_of_an_autoencoder_and_the_head_of_dino_are_left_out(tmp_path):

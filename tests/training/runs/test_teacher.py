@@ -60,6 +60,10 @@ def test_a_convolutional_teacher_has_its_own_size_and_normalization(folder):
     assert logits.shape == (6, 10)
     assert not logits.requires_grad
     assert not teacher.model.training
+    stated = {"state_dict": safetensors.torch.load_file(folder / "resnet.safetensors"), "args": {"mean": [0.2]}}
+    torch.save(stated, folder / "resnet.pth")
+    taught = opened(model="test_resnet", weights=str(folder / "resnet.pth"))
+    torch.testing.assert_close(taught.images(PIXELS), (scaled - 0.2) / 0.5)
     norm = Teacher(torch.nn.Identity(), size=(16, 16), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0), columns=[0],
                    device=CPU, dtype=torch.float32)  # fmt: skip
     expected = (PIXELS / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2, 4])[:, None, None]
