@@ -45,7 +45,7 @@ def peers_to_ask(path: Path, secret_key: Path | None) -> tuple[PeersFile, KeyPai
 def reload_source(source: Source, say: Callable[[str], None]) -> None:
     """Make a source read ``peers.yaml`` again, and report the result."""
     try:
-        require_descriptors(load_peers(source.peers.path))
+        require_descriptors(load_peers(source.given.path))
         source.reload()
         say(f"read {os.fspath(source.peers.path)} again: {counted(len(source.peers.peers), 'peer')}")
     except LsEdgeError as error:

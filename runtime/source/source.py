@@ -90,7 +90,7 @@ class Source(Closing):
             self.preprocess = Preprocessor(bundle.manifest.image)
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
-        self._given = peers
+        self.given = peers
         """``peers.yaml`` as last read, which is in force until the peers agree on another file."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
         auditor = self.settings.auditor
@@ -100,8 +100,8 @@ class Source(Closing):
             )
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
-        self._limits, self._file = limits, self._given
-        self._follower = Follower(self.name, self._given, keys, self._follow)
+        self._limits, self._file = limits, self.given
+        self._follower = Follower(self.name, self.given, keys, self._follow)
         self._loop = self._open_loop(bundle, on_event=on_event)
         self._next = self._loop, bundle.num_blocks
         """Loop that was opened last, and the number of blocks of its model."""
@@ -289,10 +289,10 @@ class Source(Closing):
         Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
         of the file, and :class:`UsageError` for changes that need a new source; then nothing changes.
         """
-        peers, keys = read_again(self._given, self._keys, self.name)
+        peers, keys = read_again(self.given, self._keys, self.name)
         self._check_links(peers)
         usable = peers.of_model(self.bundle.num_blocks)
-        self._given = self._file = peers
+        self.given = self._file = peers
         self._keys = keys
         self._follower.reset(peers, keys)
         self._use(usable)

@@ -194,7 +194,6 @@ def answers_in_order(
 
     Between images, peers.yaml is read again when ``wants_reload`` returns true.
     """
-    classes = source.bundle.manifest.classes
     waiting: deque[tuple[str, Future[Answer]]] = deque()
 
     def first() -> Prediction:
@@ -204,7 +203,7 @@ def answers_in_order(
         except LsEdgeError as error:
             return Prediction(name, error=str(error))
         record = found.record
-        return prediction(name, found.logits, classes, top, found.latency_ms, record.skipped, record.why_skipped)
+        return prediction(name, found.logits, found.classes, top, found.latency_ms, record.skipped, record.why_skipped)
 
     for name, content in frames:
         if wants_reload():

@@ -2,15 +2,20 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from ls_edge.cli.commands.predict import answers_in_order
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 
@@ -251,3 +256,24 @@ def test_a_camera_or_video_that_cannot_be_opened_is_one_line(ls_edge, complaints
         1,
         ["ls-edge: cannot open camera 9; check that it is connected and that no other program uses it"],
     )
+
+
+def test_answers_of_the_next_model_have_its_classes(photos, write_peers, serve, tiny_bundle, other_bundle):
+    file = load_peers(write_peers({"a": "all"}))
+    first = Peer(file, "a", Bundle.open(other_bundle))
+    serving = threading.Thread(target=first.serve)
+    serving.start()
+    image = (photos / "00.png").read_bytes()
+
+    def frames():
+        yield "before", image
+        first.stop()
+        serving.join(10)
+        serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+        yield "after", image
+
+    with Source.open(file, budget_ms=30_000) as source:
+        assert source.wait_ready(10) == ()
+        before, after = answers_in_order(source, frames(), 10, 1, lambda: False)
+    for found, bundle in ((before, other_bundle), (after, tiny_bundle)):
+        assert sorted(one["label"] for one in found.top) == sorted(Bundle.open(bundle).manifest.classes)
