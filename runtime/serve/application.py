@@ -82,14 +82,14 @@ class Application:
         top, budget_ms, with_logits = _parameters(request.query, self._service.source.settings.budget_ms)
         with await self._image(request) as body:
             end = time.monotonic() + budget_ms / 1e3
-            async with self._service.place(end) as source:
+            async with self._service.place(end) as place:
                 notes: list[str] = []
 
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
                     body.seek(0)
-                    return [_preprocess(source, body.read(), "the body", wait_turn, notes)]
+                    return [_preprocess(place.source, body.read(), "the body", wait_turn, notes)]
 
-                (answer,) = await self._service.answer(source, decode, end)
+                (answer,) = await self._service.answer(place, decode, end)
         self._page.note(answer)
         return json_response(_document_of(answer, top, with_logits) | ({"notes": notes} if notes else {}))
 
@@ -143,7 +143,7 @@ class Application:
             end = time.monotonic() + budget_ms / 1e3
             if timeout_us := await _parse(v2.timeout_of, body, json_length):
                 end = min(end, time.monotonic() + timeout_us / 1e6)
-            async with self._service.place(end) as source:
+            async with self._service.place(end) as place:
                 try:
                     asked, binary = await _parse(v2.parse_request, body, json_length)
                 except DataError as error:
@@ -152,16 +152,16 @@ class Application:
                 notes: list[str] = []
 
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
-                    size = source.bundle.manifest.image.size
-                    return v2.images_of(
-                        asked, binary, size, lambda image, name: _preprocess(source, image, name, wait_turn, notes)
-                    )
+                    def preprocess(image: bytes | np.ndarray, name: str) -> Any:
+                        return _preprocess(place.source, image, name, wait_turn, notes)
 
-                answers = await self._service.answer(source, decode, end)
+                    return v2.images_of(asked, binary, place.source.bundle.manifest.image.size, preprocess)
+
+                answers = await self._service.answer(place, decode, end)
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images
-                    answers = await self._service.answer(source, decode, end)
+                    answers = await self._service.answer(place, decode, end)
         self._page.note(*answers)
-        reply, json_length = v2.response_of(asked, source.bundle, answers, notes)
+        reply, json_length = v2.response_of(asked, place.source.bundle, answers, notes)
         if json_length is None:
             return web.Response(body=reply, content_type="application/json")
         headers = {v2.HEADER_LENGTH: str(json_length)}
@@ -200,11 +200,14 @@ class Application:
 
 async def _parse(function: Callable[[bytes, int | None], T], body: IO[bytes], json_length: int | None) -> T:
     """Call a function with a body and the length of its JSON document, on a thread if that is long."""
-    body.seek(0)
-    content = body.read()
-    if (len(content) if json_length is None else json_length) <= _QUICK_JSON:
-        return function(content, json_length)
-    return await asyncio.to_thread(function, content, json_length)
+
+    def parse() -> T:
+        body.seek(0)
+        return function(body.read(), json_length)
+
+    if (body.seek(0, 2) if json_length is None else json_length) <= _QUICK_JSON:
+        return parse()
+    return await asyncio.to_thread(parse)  # also read there: bodies must not fill the memory while they wait
 
 
 def _preprocess(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -65,6 +66,14 @@ class _Backend:
     """Number of requests that use it."""
     closes_at: float = 0.0
     """Time at which it is closed even with requests, once it is replaced."""
+
+
+@dataclass(eq=False)
+class Place:
+    """A place of ``--concurrency``, held by a request until its decoder's thread is free."""
+
+    source: Source
+    decoding: Future[None] | None = None
 
 
 @dataclass
@@ -187,7 +196,7 @@ class Service:
             one.source.close()
 
     @contextlib.asynccontextmanager
-    async def place(self, end: float) -> AsyncIterator[Source]:
+    async def place(self, end: float) -> AsyncIterator[Place]:
         """Wait until ``end`` for a place for a request; raise :class:`Refusal` if there is none."""
         if self.is_stopping:
             raise Refusal(503, "the server is stopping", RETRY_AFTER)
@@ -203,16 +212,23 @@ class Service:
                 with self._lock:
                     backend = self._backend
                     backend.requests += 1
-                yield backend.source
+                place = Place(backend.source)
+                yield place
                 is_answered = True
             finally:
                 with self._lock:
                     backend.requests -= 1
-                self.places.give_back(time.monotonic() - placed, is_answered=is_answered)
+                used_s = time.monotonic() - placed
+                give_back = functools.partial(self.places.give_back, used_s, is_answered=is_answered)
+                if place.decoding is None or place.decoding.done():
+                    give_back()
+                else:  # it was abandoned
+                    loop = asyncio.get_running_loop()
+                    place.decoding.add_done_callback(lambda _: _call_soon(loop, give_back))
         finally:
             self.statistics.add("success" if is_answered else "fail", time.monotonic() - began)
 
-    async def answer(self, source: Source, decode: Decode, end: float) -> list[Answer]:
+    async def answer(self, place: Place, decode: Decode, end: float) -> list[Answer]:
         """Return the answers to the images that ``decode`` returns on a decoder's thread; wait until ``end``.
 
         Expected errors become :class:`Refusal`. If the task is cancelled because the client has gone away, stop the
@@ -227,25 +243,25 @@ class Service:
             nonlocal decoded
             images = self._decode_in_turn(decode, end)
             decoded = time.monotonic()
-            left_s = self._wait_for_holders(source, end)
+            left_s = self._wait_for_holders(place.source, end)
             try:
                 for index, image in enumerate(images):
-                    futures.append(source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))
+                    futures.append(place.source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))
             finally:
                 for future in futures:
                     future.add_done_callback(wake)
 
         def wake(_: object) -> None:
             # Only for the last answer: otherwise the loop would take the interpreter from the source's thread.
-            if all(future.done() for future in futures) and not loop.is_closed():
-                loop.call_soon_threadsafe(end_wait)
+            if all(future.done() for future in futures):
+                _call_soon(loop, end_wait)
 
         def end_wait() -> None:
             if not ended.done():
                 ended.set_result(None)
 
         # Submitting on the decoder's thread saves a switch of threads.
-        submitting = self._decoders.submit(submit)
+        submitting = place.decoding = self._decoders.submit(submit)
         submitting.add_done_callback(wake)
         try:
             for seconds in (end - began + _AFTER_HOLDERS_S, OVER_BUDGET_S):
@@ -289,3 +305,9 @@ class Service:
         if left_s <= 0:
             raise BudgetExceeded(_TOO_LATE)
         return left_s
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function on the event loop, unless that is closed; any thread may call this."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)

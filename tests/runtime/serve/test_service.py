@@ -1,0 +1,93 @@
+"""What a server holds in memory is bounded, whatever its clients do."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from tempfile import SpooledTemporaryFile
+
+import numpy as np
+import pytest
+
+from ls_edge.runtime.serve import inference_protocol as v2
+from ls_edge.runtime.serve.application import _parse
+from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.service import Service
+from ls_edge.runtime.source.source import Source
+
+MANY = 20
+
+
+def peak_of(function, *arguments):
+    """Maximum of the memory that a call needs, in bytes."""
+    tracemalloc.start()
+    try:
+        function(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("goes_away", [False, True])
+def test_request_keeps_its_place_until_its_decoder_is_free(write_peers, tiny_bundle, goes_away):
+    """Otherwise, each late request would leave its images to threads that are busy."""
+    service = Service(Source.open(write_peers({"a": "0-5"}), tiny_bundle, max_inflight=1), holder_wait_s=0.0, queue=0)
+    is_decoded = threading.Event()
+
+    def decode(_wait_turn):
+        is_decoded.wait(60)
+        return []
+
+    async def late():
+        async with service.place(time.monotonic() + 0.01) as place:
+            await service.answer(place, decode, time.monotonic() + 0.01)
+
+    async def scenario():
+        request = asyncio.ensure_future(late())
+        if goes_away:
+            await asyncio.sleep(0)
+            request.cancel()
+        await asyncio.wait((request,))
+        assert request.cancelled() == goes_away
+        assert goes_away or isinstance(request.exception(), Refusal)
+        with pytest.raises(Refusal, match="the limit of images is reached"):
+            async with service.place(time.monotonic() + 60):
+                pass
+        is_decoded.set()
+        for _ in itertools.count():
+            try:
+                async with service.place(time.monotonic() + 60):
+                    return
+            except Refusal:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    service.close()
+
+
+def test_bodies_that_wait_for_a_thread_are_not_in_memory():
+    size = 1 << 20
+
+    async def scenario(bodies):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        await asyncio.gather(*(_parse(v2.timeout_of, body, None) for body in bodies))
+
+    with contextlib.ExitStack() as stack:
+        bodies = [stack.enter_context(SpooledTemporaryFile(1)) for _ in range(MANY)]
+        for body in bodies:
+            body.write(bytes(size))
+        assert peak_of(asyncio.run, scenario(bodies)) < 6 * size
+
+
+@pytest.mark.parametrize("pixel", [b"1,2,3", b"[1,2,3]"])
+def test_numbers_in_json_need_little_more_memory_than_their_text(pixel):
+    text = b"[%b]" % b",".join([pixel] * 100_000)
+    document = b'{"inputs":[{"name":"pixels","shape":[1,100,1000,3],"datatype":"UINT8","data":%b}]}' % text
+    request, _ = v2.parse_request(document, None)
+    found = []
+    peak = peak_of(lambda: found.append(v2._array(request.inputs[0], None, np.dtype("uint8"))))
+    assert found[0].reshape(-1, 3).tolist() == [[1, 2, 3]] * 100_000
+    assert peak < 3 * len(text) + 4_000_000
