@@ -91,7 +91,7 @@ class Admission:
         if hello.role in GUESTS:
             if hello.blocks:
                 return f"{hello.role} {hello.name!r} announces blocks, but cannot have any"
-            return self._reason_to_refuse_pusher(user) if hello.role == "pusher" else ""
+            return self.reason_to_refuse_pusher(user) if hello.role == "pusher" else ""
         if self._closed:
             return self._closed
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
@@ -143,8 +143,8 @@ class Admission:
         if sender not in self._known_peers and (it.source != sender or it.track is not None or run.returning):
             raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
 
-    def _reason_to_refuse_pusher(self, user: str) -> str:
-        """Return why a pusher is not admitted, or ""."""
+    def reason_to_refuse_pusher(self, user: str) -> str:
+        """Return why a pusher is not admitted, or why it may not push any more, or ""."""
         if not self._has_store:
             return f"{self.name} was started with --bundle and accepts no other; start it with --store DIR"
         if not user:

@@ -19,6 +19,7 @@ from ls_edge.runtime.protocol.messages import (
     Message,
     Moved,
     Progress,
+    PushMessage,
     Refuse,
     Release,
     Run,
@@ -103,6 +104,9 @@ class Inbox:
             why = f"left ({one_line(message.reason)})" if message.reason else "left"
             self._handshake.left(event.link, why, time.monotonic())
         else:
+            is_push = isinstance(message, PushMessage) and self._linked.guests.get(name) == "pusher"
+            if is_push and (why := self._admission.reason_to_refuse_pusher(event.user)):
+                raise WireError(why)  # the file has changed since its HELLO
             self._guests.receive(name, message)
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:

@@ -413,3 +413,17 @@ def test_next_engines_that_hang_hold_up_no_push(
 def next_of(bundle, folder, name):
     """Return another bundle of the same model."""
     return edited(bundle, folder / name, lambda _, model: setattr(model, "doc_string", name))
+
+
+def test_the_right_to_push_ends_with_the_file_also_on_a_link(peer, file, keys, tiny_bundle, wait_until):
+    with Hand(file, keys) as hand:
+        wait_until(greeted(hand))
+        text = file.path.read_text().replace("  may_push: true\n", "")
+        file.path.write_text(text.replace("- name: camera\n", "- name: camera\n  may_push: true\n"))
+        peer.reload()
+        wait_until(lambda: hand.last(Hello), what="the greeting with the new file")
+        raw = (tiny_bundle / MANIFEST).read_bytes()
+        hand.says(Offer(hashlib.sha256(raw).digest(), len(raw)))
+        wait_until(lambda: hand.last(Complaint) or hand.last(Want), what="an answer")
+        assert hand.last(Want) is None
+        assert "'laptop' may not push to a" in hand.last(Complaint).what
