@@ -15,6 +15,7 @@ _X86 = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf1
 _ARM = ("neon", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve")
 
 CGROUP = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def cpu_name() -> str:
@@ -49,28 +50,35 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota(root: Path = CGROUP, own: Path = OWN_CGROUP) -> float | None:
     """Return the number of cores that the control groups of this process grant; None without a limit."""
-    match = re.search(r"^0::/(.*)$", text_of(own), re.M)
-    level = root / match[1].strip() if match and ".." not in match[1] else root
-    folders = [folder for folder in (level, *level.parents) if folder.is_relative_to(root)]
-    limits = [text_of(folder / "cpu.max").split() for folder in folders]
+    limits = [text_of(folder / "cpu.max").split() for folder in _control_groups(root, own)]
     limits.append([text_of(root / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")])  # version 1
     known = [tuple(map(int, limit)) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
     return min((granted / period for granted, period in known if period), default=None)
 
 
-def memory_gib() -> tuple[float, float] | None:
-    """Return total and free memory in GiB, within the limit of the control group; None if unknown."""
+def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, float] | None:
+    """Return total and free memory in GiB, within the limits of the control groups; None if unknown."""
     info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text_of("/proc/meminfo"), re.M)}
     if "MemTotal" not in info:
         return None
     total, free = info["MemTotal"] / 2**20, info.get("MemAvailable", info["MemTotal"]) / 2**20
-    limit, used = text_of(CGROUP / "memory.max"), text_of(CGROUP / "memory.current")
-    if limit.isdigit() and int(limit) / 2**30 < total:
-        total = int(limit) / 2**30
-        free = min(free, total - (int(used) / 2**30 if used.isdigit() else 0))
+    for folder in _control_groups(root, own):
+        limit, used = text_of(folder / "memory.max"), text_of(folder / "memory.current")
+        if limit.isdigit():
+            # Cached files count as used until others need the memory.
+            cached = re.findall(r"^inactive_file (\d+)$", text_of(folder / "memory.stat"), re.M)
+            unused = int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, cached))
+            total, free = min(total, int(limit) / 2**30), min(free, unused / 2**30)
     return total, free
+
+
+def _control_groups(root: Path, own: Path) -> list[Path]:
+    """Return the folder of the control group of this process, and those above it; version 2."""
+    match = re.search(r"^0::/(.*)$", text_of(own), re.M)
+    level = root / match[1].strip() if match and ".." not in match[1] else root
+    return [folder for folder in (level, *level.parents) if folder.is_relative_to(root)]
 
 
 def board() -> str | None:

@@ -36,6 +36,21 @@ def test_free_memory_is_at_most_the_total():
     assert 0 < free <= total
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
+def test_free_memory_is_that_of_the_service_and_its_slice(tmp_path):
+    own, service = tmp_path / "own", tmp_path / "cgroup/system.slice/ls-edge.service"
+    own.write_text("0::/system.slice/ls-edge.service\n")
+    service.mkdir(parents=True)
+    mib = 2**20
+    for folder, limit, used, cached in ((service, 64, 60, 20), (service.parent, 96, 80, 0)):
+        (folder / "memory.max").write_text(f"{limit * mib}\n")
+        (folder / "memory.current").write_text(f"{used * mib}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached * mib}\nactive_file 7\n")
+    assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 16 / 1024)
+    (service.parent / "memory.current").write_text(f"{61 * mib}\n")
+    assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 24 / 1024)
+
+
 def test_jetpack_comes_from_its_package_or_from_jetson_linux(tmp_path):
     assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (None, None)
     (tmp_path / "etc").mkdir()
