@@ -27,7 +27,7 @@ from ls_edge.runtime.serve.http.bodies import BodyReader
 from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal, json_response
 from ls_edge.runtime.serve.http.router import Route, Router
 from ls_edge.runtime.serve.live_page import LivePage
-from ls_edge.runtime.serve.service import Service
+from ls_edge.runtime.serve.service import Service, seconds_until
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
@@ -153,6 +153,7 @@ class Application:
 
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
                     def preprocess(image: bytes | np.ndarray, name: str) -> Any:
+                        seconds_until(end)  # its place is needed then
                         return _preprocess(place.source, image, name, wait_turn, notes)
 
                     return v2.images_of(asked, binary, place.source.bundle.manifest.image.size, preprocess)

@@ -301,10 +301,15 @@ class Service:
         missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
         if not source.may_skip(missing):
             raise Refusal(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            raise BudgetExceeded(_TOO_LATE)
-        return left_s
+        return seconds_until(end)
+
+
+def seconds_until(end: float) -> float:
+    """Return the seconds that are left of a budget; raise :class:`BudgetExceeded` if it is over."""
+    left_s = end - time.monotonic()
+    if left_s <= 0:
+        raise BudgetExceeded(_TOO_LATE)
+    return left_s
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

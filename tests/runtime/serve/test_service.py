@@ -1,8 +1,10 @@
 """What a server holds in memory is bounded, whatever its clients do."""
 
 import asyncio
+import base64
 import contextlib
 import itertools
+import json
 import threading
 import time
 import tracemalloc
@@ -17,6 +19,8 @@ from ls_edge.runtime.serve.application import _parse
 from ls_edge.runtime.serve.http.replies import Refusal
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.source import Source
+from tests.runtime.serve.serving import picture
+from tests.runtime.serve.test_application import in_process
 
 MANY = 20
 
@@ -65,6 +69,26 @@ def test_request_keeps_its_place_until_its_decoder_is_free(write_peers, tiny_bun
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+    service.close()
+
+
+def test_images_of_a_late_request_are_not_decoded(write_peers, tiny_bundle, wait_until, monkeypatch):
+    source = Source.open(write_peers({"a": "0-5"}), tiny_bundle)
+    service, files = Service(source, holder_wait_s=0.0, queue=0), [base64.b64encode(picture()).decode()] * MANY
+    decoded, preprocess = [], source.preprocess
+
+    def late(*arguments):
+        decoded.append(time.monotonic())
+        wait_until(lambda: time.monotonic() > decoded[0] + 0.1)
+        return preprocess(*arguments)
+
+    monkeypatch.setattr(source, "preprocess", late)
+    inputs = [{"name": "image", "shape": [MANY], "datatype": "BYTES", "data": files}]
+    body = json.dumps({"parameters": {"timeout": 100_000}, "inputs": inputs})
+    with in_process(service) as status:
+        assert status("POST", f"/v2/models/{source.bundle.manifest.model}/infer", body) == 504
+        wait_until(lambda: service.places._free == service.places.count)
+    assert len(decoded) <= 1
     service.close()
 
 
