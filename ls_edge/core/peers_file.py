@@ -412,6 +412,7 @@ def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigEr
     error = source_map.error
     names: set[str] = set()
     addresses: dict[str, str] = {}
+    owners: dict[str, str] = {}
     uses_keys = file.uses_keys
     if uses_keys and file.insecure:
         yield error("'insecure: true' and public keys contradict each other; remove one", "insecure")
@@ -423,6 +424,14 @@ def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigEr
         if entry.name in names:
             yield error(f"the name {entry.name!r} is used twice; each process needs its own", kind, index, "name")
         names.add(entry.name)
+        owner = owners.setdefault(entry.public_key, entry.name) if entry.public_key else entry.name
+        if owner != entry.name:
+            yield error(
+                f"{entry.name!r} has the public_key of {owner!r}; make its own with 'ls-edge keys new {entry.name}'",
+                kind,
+                index,
+                "public_key",
+            )
         if uses_keys and not entry.public_key:
             yield error(
                 f"{entry.name!r} has no public_key while others have; make one with 'ls-edge keys new {entry.name}'",

@@ -203,6 +203,13 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + peer(address="tcp://10.0.0.1:5555"), 3, 14, "is not on the loopback and has no public_key"),
         ("peers:\n" + peer(more="bind: tcp://0.0.0.0:5555"), 5, 11, "bind 'tcp://0.0.0.0:5555' of peer 'a' is not on"),
         (SOURCE + "peers:\n" + KEYED + peer(name="b"), 8, 5, "'b' has no public_key while others have"),
+        (
+            SOURCE + "peers:\n" + KEYED + peer(name="b", address="tcp://10.0.0.2:1", more=f'public_key: "{KEYS[0]}"'),
+            11,
+            17,
+            "'b' has the public_key of 'a'; make its own with 'ls-edge keys new b'",
+        ),
+        (SOURCE.replace(KEYS[1], KEYS[0]) + "peers:\n" + KEYED, 7, 17, "'a' has the public_key of 's'; make its own"),
         (SOURCE + "peers:\n" + A, 4, 5, "'a' has no public_key while others have"),
         ("sources:\n  - name: s\npeers:\n" + KEYED, 2, 5, "'s' has no public_key while others have"),
         ("peers:\n" + KEYED, 1, 1, "no source is listed, so no process may send images"),
