@@ -25,6 +25,7 @@ from ls_edge.engines.measuring import library_of, noise_images, resident_bytes, 
 from ls_edge.engines.onnxruntime import OnnxEngine, open_session
 from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.tensorrt.build import EngineOptions
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageSet
@@ -156,4 +157,5 @@ def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: 
     if pipeline.choice.kind == "tensorrt":
         return open_engine(bundle, "whole", kind="tensorrt", max_batch=batch)
     signature = signature_of(bundle.manifest, "whole")
-    return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads)
+    options = EngineOptions.of(bundle, batch)
+    return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads, options=options)

@@ -8,6 +8,7 @@ import pytest
 
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.benchmark import bench
+from ls_edge.engines.providers import TENSORRT
 from ls_edge.export.merge import merge
 
 
@@ -47,6 +48,12 @@ def test_visits_copy_once_in_and_once_out_and_gpu_memory_counts(bundle, gpu, int
     # besides the chain and its parts, each visit copied once in and once out
     assert counts["cudaMemcpyHostToDevice"] == counts["cudaMemcpyDeviceToHost"]
     assert counts["cudaMemcpyHostToDevice"] > 0
+
+
+def test_the_monolith_takes_the_batch_of_the_parts(bundle, whole, ort):
+    bench(bundle, threads=1, batch=9, duration=0.02, provider="tensorrt", monolith=(whole, "merged"))
+    shapes = [dict(one)[TENSORRT]["trt_profile_max_shapes"] for one in ort.opened[: bundle.num_blocks + 3]]
+    assert [shape.split(":")[1].split("x")[0] for shape in shapes] == ["16"] * len(shapes)
 
 
 def test_without_a_monolith_the_reason_is_reported(bundle):
