@@ -26,6 +26,8 @@ from ls_edge.core.errors import VerificationError
 from ls_edge.export.canonical import rewritten
 
 PRODUCTS = ("MatMul", "Gemm", "Conv")
+LEAST_SCALE = 2.0**-25
+"""Largest number that float16 rounds to zero; TensorRT refuses scales of zero."""
 _MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Identity")
 
 
@@ -67,10 +69,13 @@ def tables_of_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return {node.output[0]: node for node in found if node.output[0] not in summed}
 
 
-def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a matrix float32 ``[K, N]`` as int8 ``[K, N]`` within ±127, and its scales, float32 ``[N]``."""
+def quantize_weight(weight: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return a matrix float32 ``[K, N]`` as int8 ``[K, N]`` within ±127, and its scales, float32 ``[N]``.
+
+    A channel whose scale would be ``least`` or below becomes zero.
+    """
     scale = np.abs(weight).max(axis=0) / np.float32(127)
-    scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)
+    scale = np.where(scale > least, scale, np.float32(1)).astype(np.float32)
     return np.clip(np.rint(weight / scale), -127, 127).astype(np.int8), scale
 
 
@@ -146,7 +151,7 @@ def quantize_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> on
             raise VerificationError(
                 f"calibration found {largest} as the largest value of {x!r}; use images similar to the training data"
             )
-        whole, scale = quantize_weight(weight)
+        whole, scale = quantize_weight(weight, LEAST_SCALE)
         step = builder.constant(f"{x}_scale", np.float32(largest / 127))
         zero = builder.constant("zero", np.int8(0))
         builder.node("QuantizeLinear", [x, step, zero], [f"{x}_int8"])

@@ -6,15 +6,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import linear_layers, quantize_dynamic, quantize_explicit, quantize_weight
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.training.runs.checkpoint import load_run
-from tests.export.onnx_models import dims, run, session_of
+from tests.export.onnx_models import TOKENS, dims, run, session_of
 
+ROWS = np.random.default_rng(0).standard_normal((2, *TOKENS), dtype=np.float32)
 IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float32)
 
 
@@ -41,6 +42,23 @@ def test_weights_are_quantized_by_channel():
     assert whole.dtype == np.int8
     np.testing.assert_array_equal(np.abs(whole).max(axis=0), [127, 127, 0])
     assert (np.abs(whole * scale - weight) <= scale * 0.5001).all()
+
+
+@pytest.mark.parametrize("largest", [3e-6, 1e-5, 1e-30])
+def test_no_scale_of_a_channel_is_zero_in_float16(traced, largest):
+    model = onnx.ModelProto()
+    model.CopyFrom(traced[0])
+    names = {linear.weight for linear in linear_layers(model)}
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            weight = numpy_helper.to_array(tensor).copy()
+            weight[:, 0] *= largest / np.abs(weight[:, 0]).max()
+            tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
+    explicit = to_half(quantize_explicit(model, {linear.activations: 3.0 for linear in linear_layers(model)}))
+    scales = [numpy_helper.to_array(t) for t in explicit.graph.initializer if t.name.endswith("_scale_half")]
+    assert len(scales) == 8
+    assert all((scale > 0).all() for scale in scales)
+    np.testing.assert_allclose(run(explicit, ROWS), run(model, ROWS), atol=0.1)
 
 
 def massive(view):
