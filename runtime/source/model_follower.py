@@ -54,8 +54,9 @@ class ModelFollower:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; the present loop has been closed, which wakes the thread."""
+        """Close the present loop, which wakes the thread, and the one that is about to replace it."""
         self._closed.set()
+        self._loop.close()
         if not self._loop.is_own_thread:  # a callback may close the source
             self._thread.join(AGAIN_S)
 

@@ -324,9 +324,7 @@ class Source(Closing):
     def close(self) -> None:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
-            self._loop.close()
-            if self._models is not None:
-                self._models.close()
+            (self._models or self._loop).close()
 
 
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:

@@ -22,9 +22,9 @@ class Monitor:
         self._changed = threading.Condition()
         self.set({})
 
-    def set(self, other_models):
+    def set(self, other_models, missing=(0,)):
         with self._changed:
-            self.snapshot = SimpleNamespace(other_models=other_models, peers="abc", missing_blocks=(0,))
+            self.snapshot = SimpleNamespace(other_models=other_models, peers="abc", missing_blocks=missing)
             self._changed.notify_all()
 
     def wait_for(self, predicate, timeout):
@@ -53,6 +53,40 @@ def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(
     monitor.set({})
     follower._thread.join(10)
     assert not follower._thread.is_alive()
+
+
+def test_a_loop_that_replaces_another_one_while_that_is_closed_is_closed_too():
+    model, used = SimpleNamespace(manifest=SimpleNamespace(bundle_id="next")), threading.Event()
+
+    def loop_of(monitor, close):
+        requests = SimpleNamespace(line=WaitingLine(1, lambda _inflight, _alone: None))
+        return SimpleNamespace(
+            monitor=monitor, requests=requests, is_own_thread=False, close=close, succeed=lambda _: None
+        )
+
+    def close_first():
+        if not is_closing.is_set():
+            is_closing.set()
+            after.monitor.set({}, missing=())
+            assert used.wait(10)
+            follower._thread.join(0.2)  # it has ended, or follows the next loop
+            first.requests.line.close()
+
+    def use(_loop, _model):
+        used.set()
+        return "first"
+
+    def reopen(_bundle, _before):
+        is_reopened.set()
+        return after
+
+    is_closing, is_reopened, is_closed = (threading.Event() for _ in range(3))
+    first, after = loop_of(Monitor(), close_first), loop_of(Monitor(), is_closed.set)
+    follower = ModelFollower(first, ("a", "b"), fetch=lambda _: (model, ("a", "b")), reopen=reopen, use=use)
+    first.monitor.set({"a": "next", "b": "next"})
+    assert is_reopened.wait(10)
+    follower.close()
+    assert is_closed.wait(10)
 
 
 def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bundle, other_bundle, wait_until):
