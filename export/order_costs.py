@@ -60,10 +60,8 @@ def measure_order_costs(
     images: int = IMAGES,
 ) -> OrderCosts:
     """Run ``orders`` arrangements on up to ``images`` images each, on the GPU if there is one, and fit the costs."""
-    kinds: dict[Arrangement, str] = {}
-    for item, kind in draw_orders(view.bands, orders):
-        kinds.setdefault(item, kind)
-    drawn = list(kinds)
+    draws = draw_orders(view.bands, orders)
+    drawn = list(dict.fromkeys(item for item, _ in draws))
     trained = Arrangement.plain(range(view.num_blocks))
     losses, right = _run(view, samples, trained, drawn, images)
     loss = {item: float(np.nanmean(values)) for item, values in losses.items()}
@@ -93,7 +91,7 @@ def measure_order_costs(
         images=len(samples),
         orders=len(loss),
         trained=measured([trained]),
-        random=measured([item for item in drawn if kinds[item] == "uniform"]),
+        random=measured([item for item, kind in draws if kind == "uniform"]),
         slot=slot,
         inverted=inverted,
         skip=skip,

@@ -27,6 +27,7 @@ from ls_edge.export.order_costs import (
 from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView
 from ls_edge.export.writer import export_run
+from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.checkpoint import load_run
 from tests.order_costs import cost
 
@@ -56,6 +57,18 @@ def test_the_model_is_sensitive_to_its_order(calibration, costs):
     assert costs.random.top1 < costs.trained.top1 - 0.2
     assert costs.random.loss > costs.trained.loss + 0.5
     assert costs.images == len(calibration.fit)
+
+
+def test_random_order_is_the_mean_of_all_uniform_draws():
+    """In narrow bands, many of them are also drawn as an order near the trained one, or again."""
+    view, bands = build("vit_digits", {"depth": 4}).eval(), Bands.from_json("0/1-2/3")
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(32, 3, 16, 16)).astype(np.float32)
+    samples = Samples(images, generator.integers(0, 10, 32))
+    found = measure_order_costs(PartsView(view, bands=bands), samples, "noise", orders=24)
+    drawn = [item.order for item, kind in draw_orders(bands, 24) if kind == "uniform"]
+    assert len(set(drawn)) == 2
+    assert found.random.loss == pytest.approx(np.mean([loss_of(view, samples, order) for order in drawn]), rel=1e-6)
 
 
 @pytest.mark.slow
