@@ -12,7 +12,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.validation import flag
 from ls_edge.evaluation.measure import Order
 from ls_edge.evaluation.orders import DRAWS
-from ls_edge.evaluation.settings import BatchSize, ModelSettings, Orders
+from ls_edge.evaluation.settings import BatchSize, Images, ModelSettings, Orders
 
 
 class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):
@@ -21,6 +21,7 @@ class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):
     what: Annotated[
         tuple[str, ...] | None, flag("Kinds of analysis, listed above.  [default: all that apply]", "A,B")
     ] = None
+    limit: Annotated[Images | None, flag("Maximum number of images, each of which is used once.")] = None
     orders: Annotated[Orders, flag("Random orders of all blocks.")] = 16
     pool: Annotated[
         Literal["mean", "first"],

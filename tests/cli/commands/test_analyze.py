@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+import ls_edge
 from ls_edge.analysis import KINDS, Analysis
 from ls_edge.analysis.overview import empty_cells, verdict
+from ls_edge.data.datasets import open_data
 
 RUN_KINDS = {name for name, kind in KINDS.items() if kind.needs_run}
 
@@ -47,6 +50,14 @@ def numbers(value):
     if isinstance(value, list):
         return [number for each in value for number in numbers(each)]
     return [value] if isinstance(value, (int, float)) else []
+
+
+def test_each_image_counts_once_in_tests(both):
+    """Repeated images would make an effect on few of them certain."""
+    digits = open_data("digits", "eval")
+    few = replace(digits, images=digits.images[:20])
+    found = ls_edge.analyze(both[1], few, what=("importance",), limit=60, threads=1)
+    assert (found.images, found.importance.blocks[0].left_out_changes.images) == (20, 20)
 
 
 def test_a_run_and_its_bundle_give_the_same_numbers(command, both):
