@@ -4,8 +4,8 @@ Each seed is a course: a fleet (links, bands, credits, speeds, perhaps a liar) a
 faults, changes of one peer's blocks, and of the whole fleet as by ``apply``: in its order, and only what keeps a holder
 of each block). After each event the state of the machine is validated. At the end each request has one outcome within
 its budget, each answer is what its arrangement computes, nothing is left behind, and the mended fleet answers
-everything, with the processes that still run. A course that breaks a guarantee is shrunk to the fewest steps and the
-plainest fleet that still do.
+everything, with the processes that still run. Where peers that no fault concerns hold all blocks together, requests get
+whole answers. A course that breaks a guarantee is shrunk to the fewest steps and the plainest fleet that still do.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ _LATE_S = 1e-3
 _SETTLE_S = 0.5
 _THIN = 0.2
 """Fraction of the courses in which the source has neither stem nor head."""
+_STEADY = 0.2
+"""Fraction of the other courses in which peers that no fault concerns hold everything."""
 _SPARSE = 0.4
 """Fraction of the courses in which some processes have no link to one another."""
 _MEET_S = 3.0
 """Time in which all processes of a sparse network hear of the blocks of the others."""
 _PATIENCE = 100
 """Transfers that a request may need in a mended sparse fleet."""
+_STEADY_S = 10.0
+"""Budget of requests in steady courses."""
 _SLACK = 6
 """Transfers of the slowest link after which no copy remains, counted from the end of the budgets."""
 
@@ -90,6 +94,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[tuple[str, str], ...] = ()
     """The only links; empty if each process has a link to every other."""
     latency: float = 0.001
+    steady: str = ""
+    """Peers that no fault concerns, and that hold everything together: few requests of a long budget are answered."""
 
 
 class Course(NamedTuple):
@@ -158,7 +164,26 @@ def draw(seed: int) -> Course:
     if rng.random() < _SPARSE:
         links = tuple(rng.choice(SHAPES)(names, rng))
         world = msgspec.structs.replace(world, links=links, latency=rng.choice((0.001, 0.001, 0.02, 0.2)))
+    elif not world.liar and rng.random() < _STEADY:
+        return _steady(rng, Course(world, steps))
     return Course(world, steps)
+
+
+def _steady(rng: random.Random, course: Course) -> Course:
+    """Return a course in which no fault concerns one or two peers, which hold everything together."""
+    world, (first, second) = course.world, list(course.world.held)[:2]
+    steady = rng.choice((first, first + second))
+    parts = sorted({part for held in world.held.values() for part in held} | {*range(world.blocks)})
+    there = {first: tuple(part for part in parts if len(steady) == 1 or rng.random() < 0.6)}
+    there[second] = tuple(part for part in parts if part not in there[first] or rng.random() < 0.3)
+    held = {**world.held, **{name: there[name] for name in steady}}
+    steps = [
+        (*step[:2], min(step[2], 2), *step[3:5], _STEADY_S, step[6]) if step[0] == "submit" else step
+        for step in course.steps
+        if step[0] != "apply" and (step[0] in ("submit", "wait") or step[1] not in steady)
+    ]
+    failures = min(world.send_failures, 0.02)
+    return Course(msgspec.structs.replace(world, held=held, steady=steady, send_failures=failures), tuple(steps))
 
 
 def _parts(rng: random.Random, blocks: int, thin: bool) -> tuple[int, ...]:
@@ -347,6 +372,8 @@ class _Play:
         assert len(set(order)) == len(order), f"request {request} ran a block twice: {order}"
         assert len(itinerary.skipped) <= skips, f"request {request} skipped {itinerary.skipped}"
         assert not self.bands.fault(itinerary.arrangement, itinerary.remaining), f"request {request} left its bands"
+        is_whole = isinstance(outcome, Complete) and not itinerary.skipped
+        assert is_whole or not self.world.steady, f"request {request} lacks an answer that steady peers could give"
         if not isinstance(outcome, Complete):
             return False
         assert sorted([*order, *itinerary.skipped]) == self.parts, f"request {request} lacks blocks"
@@ -423,22 +450,12 @@ def shrink(course: Course, make: Callable[..., Simulation] = FaultySimulation) -
 
 def _plainer(course: Course) -> Iterator[Course]:
     world = course.world
-    plain = {
-        "latency": 0.001,
-        "links": (),
-        "liar": "",
-        "send_failures": 0.0,
-        "turn": 0.0,
-        "cuts": (),
-        "batch": 1,
-        "credits": 4,
-        "block_s": {},
-    }
-    for field, value in plain.items():
-        if getattr(world, field) != value:
+    plain = World(held=world.held, blocks=world.blocks)
+    for field in reversed(World.__struct_fields__):
+        if getattr(world, field) != (value := getattr(plain, field)):
             yield Course(msgspec.structs.replace(world, **{field: value}), course.steps)
     for name in world.held:
-        if len(world.held) > 1 and not any(name in one for one in (*course.steps, *world.links)):
+        if len(world.held) > 1 and not any(name in one for one in (*course.steps, *world.links, world.steady)):
             fewer = {other: blocks for other, blocks in world.held.items() if other != name}
             yield Course(msgspec.structs.replace(world, held=fewer), course.steps)
     for number, step in enumerate(course.steps):

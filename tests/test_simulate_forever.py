@@ -51,6 +51,20 @@ def test_a_process_that_does_not_recover_and_wrong_counts_are_found(make, fault,
     assert not fails(course)
 
 
+def test_a_request_that_steady_peers_could_answer_is_found(monkeypatch):
+    """Without deadlines, a request stays with the peer whose engine hangs until its budget is over."""
+    monkeypatch.setattr(machine.Machine, "check_hop", lambda self, one: self.custody.timers.set(one, one.deadline))
+    asked = ("submit", "nearest", 2, 0, 1, 5.0, False)
+    world = World(held={"a": (0, 1), "b": (0, 1)}, blocks=2, steady="a")
+    course = Course(world, (("hang", "b"), asked, ("wait", 6.0)))
+    assert "lacks an answer that steady peers could give" in str(fails(course))
+    monkeypatch.undo()
+    assert not fails(course)
+    steady = [one for seed in range(40) if (one := draw(seed)).world.steady]
+    assert len(steady) > 1
+    assert all(step[0] in ("submit", "wait") or step[1] not in one.world.steady for one in steady for step in one.steps)
+
+
 def test_a_fixed_order_that_skips_is_found(monkeypatch):
     """The checks of the routing are the policy's; without them, a request skips what has no holder."""
     monkeypatch.setattr(Sequential, "may_skip", True)
