@@ -144,6 +144,7 @@ class Application:
             if timeout_us := await _parse(v2.timeout_of, body, json_length):
                 end = min(end, time.monotonic() + timeout_us / 1e6)
             async with self._service.place(end) as place:
+                self._v2_bundle(**path)  # the model may have changed while the request waited
                 try:
                     asked, binary = await _parse(v2.parse_request, body, json_length)
                 except DataError as error:

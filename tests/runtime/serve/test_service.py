@@ -92,6 +92,34 @@ def test_images_of_a_late_request_are_not_decoded(write_peers, tiny_bundle, wait
     service.close()
 
 
+def test_request_that_waits_while_the_model_changes_gets_no_answer_of_another_model(
+    write_peers, tiny_bundle, other_bundle, wait_until, monkeypatch
+):
+    file = write_peers({"a": "0-5"})
+    source, after = Source.open(file, tiny_bundle, max_inflight=1), Source.open(file, other_bundle)
+    service, is_decoding, may_end = Service(source, holder_wait_s=0.0, queue=1), threading.Event(), threading.Event()
+    preprocess = source.preprocess
+
+    def slow(*arguments):
+        is_decoding.set()
+        may_end.wait(60)
+        return preprocess(*arguments)
+
+    monkeypatch.setattr(source, "preprocess", slow)
+    image = base64.b64encode(picture()).decode()
+    body = json.dumps({"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]})
+    path = f"/v2/models/{source.bundle.manifest.model}/versions/{v2.version_of(source.bundle)}/infer"
+    with in_process(service) as status, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(status, "POST", path, body)
+        assert is_decoding.wait(60)
+        second = pool.submit(status, "POST", path, body)
+        wait_until(lambda: service.places.waiting == 1)
+        service.exchange(after, 60.0)
+        may_end.set()
+        assert (first.result(60), second.result(60)) == (503, 404)
+    service.close()
+
+
 def test_bodies_that_wait_for_a_thread_are_not_in_memory():
     size = 1 << 20
 
