@@ -52,9 +52,9 @@ class LinkedProcesses:
         self.guests: dict[str, str] = {}
         """Role of each observer and pusher, which take no part in routing."""
         self._name = name
-        self.change(peers)
         self.greeting_due: dict[Link, tuple[float, float]] = {}
-        """Time of the next HELLO, and the wait before it, by link without WELCOME."""
+        """Time of the next HELLO, and the wait before it, by link without WELCOME; infinity if that was refused."""
+        self.change(peers)
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Time at which to close the connection to a peer that this process dialed, if there is another."""
@@ -62,7 +62,8 @@ class LinkedProcesses:
         """Time at which two linked processes with the name of a peer both count as alive."""
 
     def change(self, peers: PeersFile) -> None:
-        """Use the peers of this file from now on."""
+        """Use the peers of this file from now on, and greet those again whose links have no accepted WELCOME."""
+        self.greeting_due = dict.fromkeys(self.greeting_due, (0.0, GREETING_DELAY))
         self.listed = {peer.name for peer in peers.peers}
         self._path = peers.path
 
@@ -277,7 +278,9 @@ class Handshake:
         else:
             self._refused.count("hello refused", name, reason)
             self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
-            if link.dialed != name:
+            if link.dialed == name:
+                self._linked.greeting_due[link] = (float("inf"), GREETING_DELAY)
+            else:
                 self.link_down(LinkDown(link, reason), time.monotonic())
                 self._links.dialer.pass_by(link.dialed)
 

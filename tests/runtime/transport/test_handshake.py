@@ -4,6 +4,7 @@ import time
 
 import msgspec
 import pytest
+import yaml
 import zmq
 
 from ls_edge.core.bundle import Bundle
@@ -12,6 +13,7 @@ from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport import handshake
 from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES, REST_AFTER
 from ls_edge.runtime.transport.problems import COMPLAINTS_A_SECOND
@@ -376,3 +378,15 @@ def test_when_one_of_two_processes_of_a_name_leaves_the_other_one_greets_again(
     stays.says(hello_of("b", incarnation=78))
     stays.hears(Welcome)
     wait_until(lambda: peer.snapshot.linked == {"b"})
+
+
+def test_a_refused_peer_is_used_once_the_file_gives_it_its_blocks(file, peer, bundle, wait_until):
+    older = file.path.with_name("older.yaml")
+    document = yaml.safe_load(file.path.read_text())
+    next(one for one in document["peers"] if one["name"] == "a")["blocks"] = [0, 1]
+    older.write_text(yaml.safe_dump(document))
+    with Source(load_peers(older), bundle) as source:
+        wait_until(lambda: "does not give it" in source.snapshot.problems.get("a", ""), what="a refusal")
+        older.write_text(file.path.read_text())
+        source.reload()
+        wait_until(lambda: "a" not in source.snapshot.problems, what="a greeting")
