@@ -24,7 +24,7 @@ MOST_ROUNDS = 1000
 MOST_REQUESTS = 10_000_000
 """Maximum rounds of :func:`simulate_fleet`, and requests of all of them; one round may have more."""
 ROUNDS_ALIKE = 64
-"""Rounds after which a fleet that answers all requests, or none, is not simulated further."""
+"""Rounds after which a fleet with whole answers to all requests, or none, is not simulated further."""
 
 
 def submit_sites(
