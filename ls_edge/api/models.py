@@ -117,7 +117,8 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
     if is_bundle(folder):
         bundle = Bundle.open(folder)
         with Pipeline.open(bundle, threads=settings.threads) as pipeline:
-            m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
+            m, is_onnx = bundle.manifest, pipeline.choice.kind == "onnx"
+            engine = f"onnxruntime {pipeline.provider}" if is_onnx else pipeline.provider
             own = (m, m.model, m.bundle_id, bundle.bands, bundle.owners)
             in_force = msgspec.structs.replace(settings, device="auto", precision=m.precision)  # these are for runs
             yield OpenedModel(folder, pipeline, *own, engine, in_force, warn)

@@ -140,7 +140,7 @@ def chain_accuracy(
 
     images, unreadable = require_labels(images, bundle.manifest.classes), list[str]()
     right = count = 0
-    with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind) as pipeline:
+    with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
         for pixels, labels in iterate_batches(
             images, Preprocessor(bundle.manifest.image), batch, lambda image, _: unreadable.append(image.name)
         ):

@@ -124,6 +124,11 @@ def test_build_fills_a_store_and_builds_its_engines(board, tiny_bundle, write_pe
     assert done.stdout == f"{tmp_path / 'store'} has blocks 1, 3-5 of {tiny_bundle}\n"
 
 
+def test_an_evaluation_names_the_engine_that_ran(board, tiny_bundle):
+    done = board("eval", tiny_bundle, "--data", "digits", "--limit", "4", "--orders", "1", "--json")
+    assert json.loads(done.stdout)["settings"]["engine"] == "TensorRT 10.3.0 on Double of a GPU"
+
+
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tiny_bundle, images, monkeypatch):
     go = tmp_path / "go"
