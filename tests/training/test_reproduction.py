@@ -3,17 +3,21 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
+from ls_edge.cli.commands.reproduce import Options, _evaluate
+from ls_edge.data.datasets import open_data
 from ls_edge.training.config import find_recipe, read_config
 from ls_edge.training.models.small_models import build
 from ls_edge.training.reproduction import PLANS, find_plan, read_plan
@@ -73,6 +77,17 @@ def test_the_file_of_each_job_alone_repeats_its_training_bit_for_bit(whole, name
     assert call("train", "--config", file, "--out", tmp_path / "again") == 0
     again, first = (folder / "model.safetensors" for folder in (tmp_path / "again", whole / name / "seed-1"))
     assert again.read_bytes() == first.read_bytes()
+
+
+@pytest.mark.leaks_ok("vl-convert keeps its runtime")
+def test_other_numbers_of_blocks_to_keep_are_evaluated_again(marks, whole, tmp_path):
+    run = shutil.copytree(whole / "shuffle" / "seed-0", tmp_path / "run")
+    images, plan = open_data(str(marks / "marks"), "eval"), read_plan(marks / "plan.yaml")
+    options = Options(seeds=2, epochs=None, orders=4, limit=None, device="cpu", threads=1, set=())
+    before = (run / "eval.json").stat().st_mtime_ns
+    assert set(_evaluate(run, images, plan, options).kept) == {"2", "3"}
+    assert (run / "eval.json").stat().st_mtime_ns == before
+    assert set(_evaluate(run, images, msgspec.structs.replace(plan, keep=[1]), options).kept) == {"1"}
 
 
 @pytest.mark.slow

@@ -236,8 +236,9 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
     from ls_edge.training.runs.checkpoint import read_record
 
     blocks = len(read_record(run)[1].kept)
-    keep = None if plan.keep is None else tuple(count for count in plan.keep if count <= blocks)
-    asked = {"orders": options.orders, "limit": options.limit, "data": printable(images.source)}
+    keep = None if plan.keep is None else tuple(sorted({count for count in plan.keep if count <= blocks}))
+    asked: dict[str, Any] = {"orders": options.orders, "limit": options.limit, "data": printable(images.source)}
+    asked |= {} if keep is None else {"keep": list(keep)}
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         found = msgspec.json.decode((run / EVALUATION).read_bytes(), type=Evaluation)
         if all(found.settings.get(name) == value for name, value in asked.items()):
