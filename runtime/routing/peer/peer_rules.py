@@ -221,12 +221,14 @@ class PeerRules:
         """Return the copy that tokens replace: the one kept for their last transfer, if this process sent it.
 
         Without this, copies could fill a relay that is the only way home for their own requests, or the only way to
-        further blocks.
+        further blocks. Copies from a linked source are replaced only by tokens that would be refused, and as long as
+        peers have passed on less than may be held in all: a source may fill their places again.
         """
-        run, sender = event.run, event.sender
-        if not run.returning and (
-            run.itinerary.track is not None or run.itinerary.owner in self._turn.neighbors.by_name
-        ):
+        run, sender, room = event.run, event.sender, self._custody.credits
+        owner = run.itinerary.owner
+        if not run.returning and run.itinerary.track is not None:
+            return None
+        if not run.returning and owner in self._turn.neighbors.by_name and not self._is_full(owner, sender):
             return None
         return next(
             (
@@ -234,7 +236,7 @@ class PeerRules:
                 for request in self._custody.sent.values()
                 if request.request == run.transfer.request
                 and request.downstream == sender
-                and (run.returning or request.relay)
+                and (run.returning or request.relay or room.takes_relayed)
             ),
             None,
         )
@@ -263,9 +265,11 @@ class PeerRules:
             return RefuseReason.LOSES_TOKENS
         if self._serves and turn.neighbors.is_source(sender) and custody.credits.guaranteed(sender, turn.now):
             return None
-        account = custody.account_of(owner, sender)
-        is_full = self.credits_for(sender) <= 0 or (account != sender and custody.credits.room(account) <= 0)
-        return RefuseReason.BUSY if is_full and copy is None else None
+        return RefuseReason.BUSY if copy is None and self._is_full(owner, sender) else None
+
+    def _is_full(self, owner: str, sender: str) -> bool:
+        account = self._custody.account_of(owner, sender)
+        return self.credits_for(sender) <= 0 or (account != sender and self._custody.credits.room(account) <= 0)
 
     # Next step of a request.
 

@@ -83,6 +83,11 @@ class Credits:
             free = room
         return free if free > 0 else 0
 
+    @property
+    def takes_relayed(self) -> bool:
+        """Whether this process holds less from peers than it may hold from sources."""
+        return sum(self.held_from.values()) < self.limits.credits + self.limits.custody
+
     def room(self, account: str) -> int:
         """Return how many more requests an account may have here; all share the credits equally."""
         working_of = self.working_of

@@ -91,7 +91,7 @@ class Custody:
         if request.upstream not in (None, request.owner) and not request.returning:
             request.relay = str(request.upstream)
         request.account = self.account_of(request.owner, request.upstream)
-        if copy is not None and not request.returning:
+        if copy is not None and copy.relay and not request.returning:
             request.account, request.relay = copy.account, copy.relay
         self.held[request.transfer] = request
         self.decide_again(request, why)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
+from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, NeighborDown
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -79,6 +79,49 @@ def sparse(placement, *links):
 
 def in_a_line(placement):
     return sparse(placement, *itertools.pairwise((SOURCE, *placement)))
+
+
+def test_tokens_replace_the_copy_of_a_relay_that_has_a_link_to_the_source():
+    """A relay full of copies refused the tokens whose acceptance would have ended them, until the budgets ended."""
+    placement = {
+        "a": (2, 6),
+        "b": (0, 1, 2, 4, 5, 7),
+        "c": (0, 1, 2, 3, 5, 6),
+        "d": (0, 2, 3, 4, 5, 6),
+        "e": (0, 1, 3, 7),
+    }
+    limits = Limits(credits=1, custody=2)
+    sim = FaultySimulation(placement, blocks=8, latency=0.2, limits=limits, validate=True)
+    for one, other in itertools.combinations(placement, 2):
+        if one != "a":
+            sim.cut(one, other)
+    for leaf in "bcde":
+        sim.cut(SOURCE, leaf)
+    sim.run(3.0)
+    for _ in range(3):
+        sim.submit(policy="sequential", budget=25.0)
+    sim.settle()
+    assert all(isinstance(outcome, Complete) for outcome in outcomes(sim))
+
+
+def test_what_peers_return_has_a_bound_of_its_own():
+    """A source fills the places of the copies that its tokens replaced; then peers have passed on enough."""
+    limits = Limits(credits=1, custody=2)
+    relay = new_peer([], limits=limits)
+    relay.meets("x", role="source")
+    relay.meets("first", [0])
+    relay.meets("last", [1, 2, 3])
+    held = []
+    for number in range(12):
+        relay.gets("x", run_of(transfer(number), source="x", budget=60.0))
+        for sent in relay.sent(Forward, "first"):
+            relay.hears("first", Accept(sent.transfer, 9))
+            relay.gets("first", run_of(transfer(number, hop=3), source="x", remaining=(1, 2, 3), budget=60.0))
+        for sent in relay.sent(Forward, "last"):
+            relay.hears("last", Accept(sent.transfer, 9))
+        relay.passes(limits.starved)
+        held.append(len(relay.machine.held))
+    assert max(held) == 2 * (limits.credits + limits.custody)
 
 
 def announced(sim, name, to):
