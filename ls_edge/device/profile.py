@@ -97,7 +97,9 @@ class BatchTimes(msgspec.Struct, frozen=True):
     """Median of the last third of the runs divided by that of the first; above 1, the device became slower."""
     power_watts: float | None
     energy_mj_per_image: float | None
-    visits_ms: dict[str, Times] = {}
+    visits_ms: Annotated[
+        dict[BatchSize, Times], Meta(description="a group of numbers of blocks, which are whole numbers above 0")
+    ] = {}
     """Times of 1, 2, and all blocks in sequence as a peer runs them, with one copy of the tokens in and one out."""
 
     @property

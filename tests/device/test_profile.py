@@ -42,6 +42,17 @@ def test_invalid_profiles_are_explained(found, tmp_path, changes, message):
         load_profile(path)
 
 
+@pytest.mark.parametrize("count", ["x", "02", "0", "-1"])
+def test_visits_are_counted_in_whole_numbers(found, tmp_path, count):
+    document = msgspec.to_builtins(found)
+    visits = document["batch"]["1"]["visits_ms"]
+    visits[count] = visits["1"]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(DataError, match=r"profile\.json.*visits_ms"):
+        load_profile(path)
+
+
 def test_missing_and_invalid_files_are_refused_with_advice(tmp_path):
     with pytest.raises(DataError, match="No such file or directory; check the path, or make it with 'ls-edge profile"):
         load_profile(tmp_path / "none.json")
