@@ -307,18 +307,19 @@ class Decisions:
     def _way_home(self, request: HeldRequest) -> str:
         """Return a neighbor that reaches the source, or else the earliest holder that is a neighbor, or "".
 
-        Each holder was a neighbor of the previous one, so every such step leads closer to the source.
+        Each holder was a neighbor of the previous one, so every such step leads closer to the source. A later holder
+        may be a dead end, so tokens wait for a process that has refused them for the moment.
         """
-        source, relays, now = request.itinerary.source, request.itinerary.relays, self._turn.now
-        usable = {
+        source, itinerary, until = request.itinerary.source, request.itinerary, request.avoid
+        near = {
             n.name: n
             for n in self._neighbors.candidates()
-            if n.name not in relays and request.avoid.get(n.name, 0.0) <= now
+            if n.name not in itinerary.relays and until.get(n.name, 0.0) < request.deadline
         }
-        ways = [name for name, n in usable.items() if n.state and source in n.state.reaches]
-        if ways:
-            return request.upstream if request.upstream in ways else min(ways)
-        return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
+        ways = [name for name, n in near.items() if n.state and source in n.state.reaches]
+        ways = ways or [visit.holder for visit in itinerary.visits if visit.holder in near][:1]
+        usable = [name for name in ways if until.get(name, 0.0) <= self._turn.now]
+        return request.upstream if request.upstream in usable else min(usable, default="")
 
     def _has_no_source(self, request: HeldRequest) -> bool:
         """Return whether this process was the first to hold a request, but never heard of its source.
@@ -333,6 +334,7 @@ class Decisions:
 
     def canceled_on_way_home(self, request: HeldRequest, sender: str) -> None:
         """End a request if the only way home claims that it is canceled; that process could drop it anyway."""
+        request.avoid[sender] = request.deadline
         if request.itinerary.source not in self._neighbors.by_name and not self._way_home(request):
             self.drop(request, sender, f"canceled according to {sender}, the only way home")
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release
+from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release, Visit
 from ls_edge.runtime.routing.state.events import Complete, Fail, Forward, NeighborDown
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -122,6 +122,21 @@ def test_what_peers_return_has_a_bound_of_its_own():
         relay.passes(limits.starved)
         held.append(len(relay.machine.held))
     assert max(held) == 2 * (limits.credits + limits.custody)
+
+
+def test_the_way_home_waits_for_a_process_that_refused_instead_of_a_dead_end():
+    """The dead end dropped the tokens, and their source waited for half of the budget."""
+    peer = new_peer([0])
+    peer.meets("near", [], reaches=("x",))
+    peer.meets("behind", [])
+    visits = tuple(Visit(holder, (), 0, 0, 0) for holder in ("near", peer.machine.turn.name, "behind"))
+    peer.gets("behind", run_of(source="x", remaining=(1,), returning="unreachable", visits=visits))
+    (sent,) = peer.sent(Forward)
+    assert sent.to == "near"
+    peer.hears("near", Refuse(sent.transfer, RefuseReason.BUSY, 0))
+    assert not peer.sent(Forward)
+    peer.passes(2 * Limits().pause)
+    assert [sent.to for sent in peer.sent(Forward)] == ["near"]
 
 
 def announced(sim, name, to):
