@@ -253,7 +253,8 @@ class PeerRules:
         if run.returning:
             room = turn.limits.credits + turn.limits.custody + (copy is not None)
             theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
-            return RefuseReason.BUSY if len(custody.held) >= room or theirs >= room // 2 else None
+            from_peers = len(custody.held) - custody.credits.held_from_owner
+            return RefuseReason.BUSY if from_peers >= room or theirs >= room // 2 else None
         if run.bundle_id and run.bundle_id != turn.model.bundle_id:
             return RefuseReason.OTHER_BUNDLE
         if self.draining:

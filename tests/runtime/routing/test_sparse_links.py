@@ -124,6 +124,23 @@ def test_what_peers_return_has_a_bound_of_its_own():
     assert max(held) == 2 * (limits.credits + limits.custody)
 
 
+def test_a_relay_full_of_work_of_its_source_lets_answers_through():
+    """Peers with answers that it refused had no credit for that work."""
+    limits = Limits(credits=1, custody=2)
+    relay = new_peer([], limits=limits)
+    relay.meets("x", role="source")
+    relay.meets("next", [0, 1, 2, 3])
+    for number in range(4):
+        relay.gets("x", run_of(transfer(number), source="x", budget=60.0))
+        for sent in relay.sent(Forward, "next"):
+            relay.hears("next", Accept(sent.transfer, 9))
+        relay.passes(limits.starved)
+    assert len(relay.machine.held) == limits.credits + limits.custody
+    answer = transfer(99, hop=3)
+    relay.gets("next", run_of(answer, source="x", remaining=(), returning="done"))
+    assert [accept.transfer for accept in relay.sent(Accept, "next")] == [answer]
+
+
 def test_the_way_home_waits_for_a_process_that_refused_instead_of_a_dead_end():
     """The dead end dropped the tokens, and their source waited for half of the budget."""
     peer = new_peer([0])
