@@ -173,6 +173,9 @@ class Decisions:
             return None
         if any(n.credits > 0 for n in candidates):
             return None
+        names = request.waits_for
+        if names and any(n.name not in names for n in self.able_to_run(request, candidates)):
+            return None  # it is new or available again, and its next credit would not end the wait
         return Stay(begins=request.check_at == INFINITY)
 
     def _by_policy(

@@ -269,3 +269,15 @@ def test_tokens_that_come_back_are_reported_for_a_watched_request_only(source, w
     returned = [(s.request, s.sender, s.itinerary.waves, s.tokens) for s in source.said if isinstance(s, Returned)]
     assert returned == ([(0, "a", waves, ("half",))] if watched else [])
     assert source.sent(Forward, "a")
+
+
+def test_requests_wait_for_the_credits_of_a_holder_that_comes_later(source):
+    """They waited only for the holders of the first decision: for the rest of the budget, if those hung."""
+    source.meets("a", [0, 1, 2, 3], credit=0)
+    submits(source)
+    source.passes(1.0)
+    source.meets("b", [0, 1, 2, 3], credit=0)
+    source.passes(1.0)
+    source.hears_state("b", credit=1)
+    (run,) = source.sent(Forward)
+    assert run.to == "b"
