@@ -112,9 +112,8 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge, wa
     assert BOARDS in {(one["origin"], one["to"]) for one in links["transfers"]}  # which hold the same
     planned = yaml.safe_load((laptop / "planned.yaml").read_text(encoding="utf-8"))
     assert {entry["name"] for entry in planned["peers"]} <= {*BOARDS}
-    assert [line.split()[0] for line in printed.splitlines() if line.startswith("fleet.json  laptop-alone.json")] == [
-        "fleet.json"
-    ]
+    is_compared = any(line.startswith("fleet.json  laptop-alone.json") for line in printed.splitlines())
+    assert is_compared == (len(planned["peers"]) > 1), printed  # on busy cores, one board may be the best plan
     assert "<html" in (laptop / "report.html").read_text(encoding="utf-8")[:1000]
     for board in BOARDS:
         files = {path.name for path in machines.folders[board].iterdir()}
