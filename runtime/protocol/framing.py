@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ls_edge.core.errors import WireError
-from ls_edge.runtime.protocol.messages import DIGEST_BYTES, MAJOR, Itinerary, Message, Offer, Run, Stored
+from ls_edge.runtime.protocol.messages import MAJOR, Itinerary, Message, Run
 
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
@@ -73,8 +73,6 @@ def decode(frame: bytes | memoryview) -> list[Message]:
     for message in messages:
         if isinstance(message, Run):
             _check_blocks(message.itinerary)
-        elif isinstance(message, (Offer, Stored)):
-            _check_digests(message)
     return messages
 
 
@@ -86,10 +84,3 @@ def _check_blocks(itinerary: Itinerary) -> None:
     blocks = [*ran, *itinerary.remaining, *itinerary.skipped]
     if len(set(blocks)) != len(blocks):
         raise WireError("itinerary names a block twice; dropped")
-
-
-def _check_digests(message: Stored | Offer) -> None:
-    found = (message.file,) if isinstance(message, Offer) else (message.manifest, message.active, message.previous)
-    for digest in found:
-        if len(digest) not in (0, DIGEST_BYTES):
-            raise WireError(f"digest of {len(digest)} bytes, {DIGEST_BYTES} are needed; dropped")

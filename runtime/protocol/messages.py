@@ -53,6 +53,8 @@ TokenSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 FileSize = Annotated[int, Meta(ge=0, lt=MAX_FILE)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 """SHA-256."""
+DigestOrNone = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+"""SHA-256, or empty."""
 Version = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Blocks = tuple[Count, ...]
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -371,7 +373,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     manifest: Digest
     size: Annotated[int, Meta(ge=0, le=MAX_MANIFEST)]
     """Bytes of ``manifest.json``; 0 for a bundle that the receiver still has."""
-    file: bytes = b""
+    file: DigestOrNone = b""
     """SHA-256 of the ``peers.yaml`` to use with the bundle; empty for the present one."""
     file_size: FileSize = 0
     version: Version = 0
@@ -406,11 +408,11 @@ class Stored(_Message, frozen=True, tag="stored"):
     """State of the store and of the offered bundle, to a pusher."""
 
     state: ShortText
-    manifest: bytes = b""
+    manifest: DigestOrNone = b""
     """SHA-256 of the manifest of the offered bundle."""
-    active: bytes = b""
+    active: DigestOrNone = b""
     """SHA-256 of the manifest of the bundle that is served."""
-    previous: bytes = b""
+    previous: DigestOrNone = b""
     """SHA-256 of the manifest of the previous bundle, which is kept."""
     parts: Count = 0
     """Number of files that the peer needs of the offered bundle, without the manifest."""
