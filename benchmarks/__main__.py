@@ -16,41 +16,19 @@ from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.files import check_writable, write_output
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BY_NAME = (
-    "fleet",
-    "chain",
-    "routing",
-    "train",
-    "soak",
-    "quality",
-    "engines",
-    "audit",
-    "idle",
-    "bombs",
-    "serve",
-    "goodput",
-    "links",
-    "simulation",
-    "copies",
-    "apply",
-)
+BY_NAME = ("chain", "train", "idle", "serve", "apply")
 """Benchmarks that run by name only: they take long or need a GPU."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the named benchmarks; return 0 even if a bar was missed, which the tables show."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["chaos"]:
-        from benchmarks.chaos import command
-
-        os.environ.update(ONE_THREAD)
-        command.main(argv[1:], prog_name="python -m benchmarks chaos")
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"{', '.join(USUAL)} (the default), {', '.join(BY_NAME)}; chaos has its own options",
+        help=f"{', '.join(USUAL)} (the default), {', '.join(BY_NAME)}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs that only check that everything works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
@@ -59,14 +37,6 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="recovery: also measure ipyparallel and Dask, installed from the package index",
     )
-    parser.add_argument("--computing", action="store_true", help="goodput: only servers whose engines compute")
-    parser.add_argument(
-        "--trained",
-        type=Path,
-        metavar="BUNDLE",
-        help="trained bundle: throughput on digits, tracks and quality on --data",
-    )
-    parser.add_argument("--data", default="digits", help="images for --trained (default: digits)")
     asked = parser.parse_args(argv)
     unknown = [name for name in asked.names if name not in (*USUAL, *BY_NAME)]
     if unknown:
@@ -82,13 +52,6 @@ def main(argv: list[str] | None = None) -> int:
 
     from benchmarks.common import load, machine, report_progress
 
-    options: dict[str, dict[str, Any]] = {
-        "goodput": {"computing": asked.computing},
-        "recovery": {"compare": asked.compare},
-        "throughput": {"trained": asked.trained},
-        "tracks": {"trained": asked.trained, "data": asked.data},
-        "quality": {"trained": asked.trained, "data": asked.data},
-    }
     console = Console()
     document: dict[str, Any] = {"machine": machine(), "quick": asked.quick, "benchmarks": {}}
     m = document["machine"]
@@ -99,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         started, before = time.monotonic(), load()
         try:
             module = importlib.import_module(f"benchmarks.{name}")
-            results = module.run(asked.quick, **options.get(name, {}))
+            results = module.run(asked.quick, **({"compare": asked.compare} if name == "recovery" else {}))
         except (LsEdgeError, ModuleNotFoundError) as error:
             print(f"benchmarks: {name}: {error}", file=sys.stderr)
             code = 1

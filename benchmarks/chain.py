@@ -3,24 +3,21 @@
 One image at a time, one thread per engine, contenders in turn:
 
 - ``process``: stem, all blocks and head one after the other in this process;
-- ``process, pauses``: like ``process``, with a pause before the blocks of each peer, as long as a peer of the chain
-  waits for the others. The pauses are not counted; engines are slower after one, even without messages;
-- ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
+- ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets, stem and head here;
 - ``real``: the same placement with ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.source.Source`;
-- ``real, cpus``: like ``real``, with the key ``cpus``: engines on the last core, all other threads on the others;
 - ``minimal one``, ``real one``: ``minimal`` and ``real`` with all blocks in a single remote process.
 
-Then several requests in flight, from one or more sources. CPU time and context switches come from ``/proc``, by process
-and thread. Messages and bytes are counted as they are handed to the sockets, with peers on threads of one process.
+Then several requests in flight. CPU time comes from ``/proc``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import queue
-import tempfile
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import zmq
@@ -47,13 +43,11 @@ from benchmarks.common import (
     report_progress,
 )
 from ls_edge.core.bundle import Bundle
+from ls_edge.engines.engine import warm_up
+from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.setup import PeerSettings
-from ls_edge.runtime.protocol.framing import decode
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.links import Links
 
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vit_digits", {"depth": 12}),
@@ -63,27 +57,19 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 STAGES = 3
 IN_FLIGHT = (1, 8, 64)
-SOURCES = (1, 2, 4)
 BAR_MINIMAL_MS, BAR_PROCESS_MS, BAR_ONE_MS, BAR_CPU_MS = 0.7, 1.0, 1.5, 0.8
 """Bars: cost of a hop beyond the minimal chain and beyond one process, cost of one remote peer, and CPU time of a visit
 beyond the engines."""
 PAUSE_S = 0.002
-MICROBATCH = 8
-"""Largest number of requests in one engine call, in the results with microbatches."""
 _MOST_WAIT_MS = 60_000
 """Timeout for an answer."""
-_SENT = "messages of ZeroMQ"
-"""Name of the count of ZeroMQ messages, one of which may carry several messages of the protocol."""
 _NS = 1e6
-_TITLES = {
-    "in_flight": "in flight", "sources": "sources", "microbatches": f"in flight, microbatches of {MICROBATCH}"
-}  # fmt: skip
 
 Call = Callable[[np.ndarray], float]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure latency, CPU time by process, messages and throughput of each model."""
+    """Measure latency, CPU time by process and throughput of each model."""
     models = MODELS[:1] if quick else MODELS
     return {"models": [_model(name, args, quick) for name, args in models]}
 
@@ -100,20 +86,20 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
             for image in images[:3]:
                 call(image)
         seconds: dict[str, list[float]] = {contender: [] for contender in calls}
-        spent: dict[str, Counter[tuple[str, str]]] = {contender: Counter() for contender in calls}
+        spent: dict[str, Counter[str]] = {contender: Counter() for contender in calls}
         for _, contender in in_turn(tuple(calls), rounds):
-            before = _usage(processes[contender])
+            before = _cpu_ns(processes[contender])
             times = []
             for index in range(burst):
                 time.sleep(PAUSE_S)
                 times.append(calls[contender](images[index % len(images)]))
-            spent[contender].update(_usage(processes[contender]) - before)
+            spent[contender].update(_cpu_ns(processes[contender]) - before)
             seconds[contender] += times[leave_out:]
         answers = rounds * burst
         found = {
             contender: {
                 "ms": ms(values),
-                "processes": _by_process(spent[contender], answers),
+                "cpu_ms": {name: round(count / _NS / answers, 4) for name, count in spent[contender].items()},
             }
             for contender, values in seconds.items()
         }
@@ -123,14 +109,10 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         "hop_over_minimal_ms": round((p50["real"] - p50["minimal"]) / hops, 4),
         "hop_over_process_ms": round((p50["real"] - p50["process"]) / hops, 4),
         "one_over_process_ms": round(p50["real one"] - p50["process"], 4),
-        "hop_over_pausing_process_ms": round((p50["real"] - p50["process, pauses"]) / hops, 4),
         "one_over_minimal_ms": round(p50["real one"] - p50["minimal one"], 4),
     }
-    if "real, cpus" in p50:
-        over["cpus_hop_over_minimal_ms"] = round((p50["real, cpus"] - p50["minimal"]) / hops, 4)
     return {
         "model": name, "tokens_bytes": bundle.manifest.tokens.bytes_per_image, "contenders": found, **over,
-        "traffic": _traffic(path, bundle, images, 8 if quick else 32),
         "throughput": _throughput(path, bundle, images, quick),
         "holds": {
             "minimal": over["hop_over_minimal_ms"] <= BAR_MINIMAL_MS,
@@ -153,21 +135,16 @@ def _contenders(
     pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
     us = {"source": os.getpid()}
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
-    calls["process, pauses"] = _pausing(pipeline, _placement(bundle.num_blocks, STAGES))
-    processes: dict[str, dict[str, int]] = {"process": us, "process, pauses": us}
+    processes: dict[str, dict[str, int]] = {"process": us}
     for label, count in (("", STAGES), (" one", 1)):
         placement = _placement(bundle.num_blocks, count)
         minimal = stack.enter_context(minimal_chain(path, pipeline, placement))
         calls[f"minimal{label}"] = minimal.call
         processes[f"minimal{label}"] = us | minimal.pids
-        keys: dict[str, dict[str, Any]] = {f"real{label}": {}}
-        if count == STAGES and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1:
-            keys["real, cpus"] = {"cpus": [max(os.sched_getaffinity(0))]}
-        for contender, each in keys.items():
-            cluster = stack.enter_context(local_cluster(path, placement, **each))
-            source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
-            calls[contender] = _real(source)
-            processes[contender] = us | {name: p.pid for name, p in cluster.processes.items()}
+        cluster = stack.enter_context(local_cluster(path, placement))
+        source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
+        calls[f"real{label}"] = _real(source)
+        processes[f"real{label}"] = us | {name: p.pid for name, p in cluster.processes.items()}
     return calls, processes
 
 
@@ -175,29 +152,6 @@ def _timed(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def _pausing(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
-    """Return a call of stem, blocks and head in this process, with pauses before the blocks of each peer."""
-    executor = pipeline.executor
-    whole = 0.0
-    """Seconds of the last image, which determine the next pauses."""
-
-    def call(image: np.ndarray) -> float:
-        nonlocal whole
-        counted, started = 0.0, time.perf_counter()
-        tokens = pipeline.stem(image[None])
-        for blocks in placement.values():
-            counted += time.perf_counter() - started
-            time.sleep(whole * (1.0 - len(blocks) / pipeline.num_blocks))
-            started = time.perf_counter()
-            slots = np.full(1, blocks[0], np.int64) if executor.needs_slot else None
-            tokens = executor.run(blocks, tokens, slots)
-        pipeline.head(tokens)
-        whole = counted + time.perf_counter() - started
-        return whole
-
-    return call
 
 
 def _real(source: Source) -> Call:
@@ -214,7 +168,7 @@ class MinimalChain:
         self._pipeline = pipeline
         self._shape: tuple[int, ...] = ()
         children = {
-            name: stack.enter_context(Child("benchmarks.stage", str(path), str(blocks[0]), str(len(blocks))))
+            name: stack.enter_context(Child("benchmarks.chain", str(path), str(blocks[0]), str(len(blocks))))
             for name, blocks in placement.items()
         }
         self.pids = {name: child.process.pid for name, child in children.items()}
@@ -268,157 +222,65 @@ def minimal_chain(path: Path, pipeline: Pipeline, placement: Mapping[str, Sequen
         yield MinimalChain(stack, path, pipeline, placement)
 
 
-# CPU time and context switches.
-
-
-def _usage(pids: Mapping[str, int]) -> Counter[tuple[str, str]]:
-    """Count CPU time in ns and context switches so far: by (process, ``cpu thread``), (process, ``switches``)."""
-    found: Counter[tuple[str, str]] = Counter()
+def _cpu_ns(pids: Mapping[str, int]) -> Counter[str]:
+    """Return the CPU time of each process so far, in nanoseconds."""
+    used: Counter[str] = Counter()
     for name, pid in pids.items():
-        for index, task in enumerate(sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))):
+        for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-                thread = "main" if not index else (task / "comm").read_text().strip() + f" {index}"
-                found[name, f"cpu {thread}"] += int((task / "schedstat").read_text().split()[0])
-                for line in (task / "status").read_text().splitlines():
-                    if line.startswith(("voluntary_ctxt", "nonvoluntary_ctxt")):
-                        found[name, line.split("_")[0]] += int(line.split()[1])
-    return found
-
-
-def _by_process(spent: Counter[tuple[str, str]], answers: int) -> dict[str, Any]:
-    """Return CPU milliseconds and context switches per answer."""
-    result: dict[str, Any] = {}
-    for (name, what), count in spent.items():
-        process = result.setdefault(name, {"cpu_ms": 0.0, "threads_ms": {}, "switches": {}})
-        if what.startswith("cpu "):
-            value = round(count / _NS / answers, 4)
-            process["cpu_ms"] = round(process["cpu_ms"] + value, 4)
-            if value >= 0.01:
-                process["threads_ms"][what.removeprefix("cpu ")] = value
-        else:
-            process["switches"][what] = round(count / answers, 1)
-    return result
-
-
-# Messages.
-
-
-def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> dict[str, Any]:
-    """Count messages and bytes per answer, by kind, with peers on threads of this process."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    send = Links.send
-
-    def counting(self: Links, link: Any, frames: Sequence[bytes | memoryview]) -> bool:
-        counts[_SENT] += 1
-        counts.update(type(message).__name__.lower() for message in decode(frames[0]))
-        sizes[_SENT] += sum(len(frame) for frame in frames)
-        return send(self, link, frames)
-
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        cluster = LocalCluster(folder, path, _placement(bundle.num_blocks, STAGES))  # its processes are not started
-        stack.enter_context(mock.patch.object(Links, "send", counting))
-        for entry in cluster.file.peers:
-            peer = Peer(cluster.file, entry.name, bundle, PeerSettings(threads=1))
-            thread = threading.Thread(target=peer.serve, daemon=True)
-            thread.start()
-            stack.callback(thread.join, 10.0)
-            stack.callback(peer.stop)
-        source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
-        source.submit(images[0]).result()
-        idle_from = time.monotonic()
-        counts.clear()
-        time.sleep(1.0)
-        idle = {kind: round(count / (time.monotonic() - idle_from), 1) for kind, count in counts.items()}
-        counts.clear()
-        sizes.clear()
-        started = time.monotonic()
-        for index in range(answers):
-            source.submit(images[index % len(images)]).result()
-        seconds = time.monotonic() - started
-        messages = {kind: round(count / answers, 2) for kind, count in sorted(counts.items())}
-        sent = sum(sizes.values())
-    return {
-        "messages": messages,
-        "header_bytes": round(sent / answers - (STAGES + 1) * bundle.manifest.tokens.bytes_per_image),
-        "seconds": round(seconds, 3),
-        "idle_a_second": idle,
-    }
-
-
-# Several requests in flight.
+                used[name] += int((task / "schedstat").read_text().split()[0])
+    return used
 
 
 def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> dict[str, Any]:
-    """Measure answers per second and CPU time per answer, by requests in flight and by sources."""
-    seconds = 1.0 if quick else 4.0
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(local_cluster(path, _placement(bundle.num_blocks, STAGES)))
-        source = stack.enter_context(ready_source(cluster.file, bundle))
-        by_flight: dict[str, Any] = {}
-        for count in IN_FLIGHT:
-            _answers([source], images, count, 0.3)
-            by_flight[str(count)] = _measured([source], images, count, seconds, cluster)
-        by_sources: dict[str, Any] = {}
-        sources = [source]
-        for number in SOURCES[: 2 if quick else None]:
-            while len(sources) < number:
-                sources.append(stack.enter_context(ready_source(cluster.file, bundle)))
-            by_sources[str(number)] = _measured(sources, images, 8, seconds, cluster)
-    by_microbatch: dict[str, Any] = {}
-    placement = _placement(bundle.num_blocks, STAGES)
+    """Measure answers per second and CPU time per answer, by requests in flight."""
+    found = {}
     with (
-        local_cluster(path, placement, max_batch=MICROBATCH) as cluster,
+        local_cluster(path, _placement(bundle.num_blocks, STAGES)) as cluster,
         ready_source(cluster.file, bundle) as source,
     ):
-        for count in IN_FLIGHT[1:]:
-            _answers([source], images, count, 0.3)
-            by_microbatch[str(count)] = _measured([source], images, count, seconds, cluster)
-    return {"in_flight": by_flight, "sources": by_sources, "microbatches": by_microbatch}
+        for count in IN_FLIGHT:
+            _answers(source, images, count, 0.3)
+            found[str(count)] = _measured(source, images, count, 1.0 if quick else 4.0, cluster)
+    return found
 
 
 def _measured(
-    sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float, cluster: LocalCluster
+    source: Source, images: np.ndarray, in_flight: int, seconds: float, cluster: LocalCluster
 ) -> dict[str, float]:
     us = {"source": os.getpid()}
     peers = {name: process.pid for name, process in cluster.processes.items()}
-    before = _usage(us | peers)
-    rates = [_answers(sources, images, in_flight, seconds / 3) for _ in range(3)]
-    used = _usage(us | peers) - before
-    spent = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in us)
-    in_peers = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in peers)
+    before = _cpu_ns(us | peers)
+    rates = [_answers(source, images, in_flight, seconds / 3) for _ in range(3)]
+    used = _cpu_ns(us | peers) - before
     answers = sum(count for count, _ in rates)
     return {
         "answers_a_second": round(median([count / took for count, took in rates]), 1),
-        "source_cpu_ms": round(spent / _NS / max(1, answers), 4),
-        "peers_cpu_ms": round(in_peers / _NS / max(1, answers), 4),
+        "source_cpu_ms": round(used["source"] / _NS / max(1, answers), 4),
+        "peers_cpu_ms": round((used.total() - used["source"]) / _NS / max(1, answers), 4),
     }
 
 
-def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
-    """Keep ``in_flight`` requests of each source in flight; return the answers and the seconds until the last one.
+def _answers(source: Source, images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
+    """Keep ``in_flight`` requests in flight; return the answers and the seconds until the last one.
 
     All requests are awaited: with few of them, those that end within ``seconds`` are fewer than the peers can answer.
     """
-    ended: queue.SimpleQueue[tuple[Source, Future[Any]]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     numbers = itertools.count()
 
-    def submit(source: Source) -> None:
-        future = source.submit(images[next(numbers) % len(images)])
-        future.add_done_callback(lambda future: ended.put((source, future)))
+    def submit() -> None:
+        source.submit(images[next(numbers) % len(images)]).add_done_callback(ended.put)
 
     started, answers = time.perf_counter(), 0
-    for source in sources:
-        for _ in range(in_flight):
-            submit(source)
-    left = len(sources) * in_flight
+    for _ in range(in_flight):
+        submit()
+    left = in_flight
     while left:
-        source, future = ended.get(timeout=_MOST_WAIT_MS / 1e3)
-        future.result()
+        ended.get(timeout=_MOST_WAIT_MS / 1e3).result()
         answers, left = answers + 1, left - 1
         if time.perf_counter() - started < seconds:
-            submit(source)
+            submit()
             left += 1
     return answers, time.perf_counter() - started
 
@@ -428,14 +290,13 @@ def show(document: dict[str, Any], console: Console) -> None:
     for model in document["models"]:
         table = new_table(
             f"{model['model']}, {model['tokens_bytes']} bytes of tokens: one image at a time",
-            columns := ("", "ms: p50 (p10 to p90)", "CPU ms per answer, by process", "context switches"),
+            columns := ("", "ms: p50 (p10 to p90)", "CPU ms per answer, by process"),
             left=columns,
         )
         for name, results in model["contenders"].items():
             times = results["ms"]
-            cpu = ", ".join(f"{p} {f['cpu_ms']:.2f}" for p, f in results["processes"].items())
-            switches = ", ".join(f"{sum(f['switches'].values()):.0f}" for f in results["processes"].values())
-            table.add_row(name, f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", cpu, switches)
+            cpu = ", ".join(f"{process} {spent:.2f}" for process, spent in results["cpu_ms"].items())
+            table.add_row(name, f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", cpu)
         table.add_section()
         for title, key, bar, holds in (
             ("a hop beyond the minimal chain", "hop_over_minimal_ms", BAR_MINIMAL_MS, "minimal"),
@@ -444,17 +305,41 @@ def show(document: dict[str, Any], console: Console) -> None:
         ):
             verdict = "holds" if model["holds"][holds] else "missed"
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
-        table.add_row("a hop beyond one process with pauses", f"{model['hop_over_pausing_process_ms']:.2f}")
-        if "cpus_hop_over_minimal_ms" in model:
-            table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
-        traffic = model["traffic"]
-        messages = ", ".join(f"{kind} {count}" for kind, count in traffic["messages"].items())
-        table.add_row("messages per answer", messages)
-        for what in ("in_flight", "sources", "microbatches"):
-            for number, results in model["throughput"][what].items():
-                table.add_row(
-                    f"{number} {_TITLES[what]}",
-                    f"{results['answers_a_second']:.1f} answers/s, {results['source_cpu_ms']:.2f} ms CPU in the source "
-                    f"and {results['peers_cpu_ms']:.2f} in the peers",
-                )
+        for number, results in model["throughput"].items():
+            table.add_row(
+                f"{number} in flight",
+                f"{results['answers_a_second']:.1f} answers/s, {results['source_cpu_ms']:.2f} ms CPU in the source "
+                f"and {results['peers_cpu_ms']:.2f} in the peers",
+            )
         console.print(table)
+
+
+def _stage(path: str, start: str, count: str) -> None:
+    """Run consecutive blocks between two ZeroMQ PAIR sockets, and nothing else, until standard input ends.
+
+    Print the port as a JSON line, then read the port of the next stage.
+    """
+    bundle, first = Bundle.open(path), int(start)
+    blocks = range(first, first + int(count))
+    engines = open_block_engines(bundle, blocks, threads=1)
+    for engine in engines.values():
+        warm_up(engine)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    upstream, downstream = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    print(json.dumps(upstream.bind_to_random_port("tcp://127.0.0.1")), flush=True)
+    downstream.connect(f"tcp://127.0.0.1:{json.loads(sys.stdin.readline())}")
+    threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
+    print("{}", flush=True)
+    shape = (1, bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
+    while True:
+        tokens = np.frombuffer(upstream.recv(copy=False).buffer, np.float32).reshape(shape)
+        for block in blocks:
+            inputs = {"tokens": tokens}
+            if bundle.manifest.needs_slot:
+                inputs["slot"] = np.asarray([block], dtype=np.int64)
+            tokens = engines[block].run(inputs)
+        downstream.send(memoryview(tokens).cast("B"), copy=False)
+
+
+if __name__ == "__main__":
+    _stage(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Throughput: peers compared with independent processes, policies with a slow peer, and batches across depth.
+"""Throughput: peers compared with independent processes, and policies with a slow peer.
 
 - *two peers*: a source and two peers of one engine thread, each with half of the blocks. Contenders are one process
   with two engine threads, and two processes of one thread that answer half of the images each and share nothing, the
@@ -6,7 +6,6 @@
   with half of the blocks in each process.
 - *slow peer*: three peers, each block held by two of them; one is three times slower and sometimes stalls for 200 ms.
   The policies ``fastest`` and ``sequential`` in turn on the same peers.
-- *batches*: the same two peers with and without batches of at most eight requests, which may be at different blocks.
 
 Images are noise, in memory. In each round every contender answers a number of images with a fixed number of requests in
 flight; filling and emptying the peers is not counted. Ratios are taken within rounds, results are medians over rounds.
@@ -27,7 +26,6 @@ from rich.console import Console
 
 from benchmarks.chain import minimal_chain
 from benchmarks.common import (
-    BenchmarkError,
     Child,
     bundle_of,
     images_for,
@@ -39,10 +37,7 @@ from benchmarks.common import (
     report_progress,
 )
 from ls_edge.core.bundle import Bundle
-from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.run_summary import summarize
-from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
@@ -53,22 +48,20 @@ TWO_PEERS = {"deit_tiny_distilled_patch16_224": 0.90, "deit_small_distilled_patc
 BAR_ALL = 0.95
 """Bar of two peers that hold all blocks."""
 SLOW = Faults(slow=3.0, stall_ms=200.0, stall_part=0.01)
-BATCH = {"max_batch": 8, "batch_wait_ms": 2.0}
 
 Stretch = Callable[[int], float]
 """Function that answers a number of images and returns the seconds."""
 
 
-def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
-    """Run all three parts; ``trained`` is a bundle trained on the embedded digits, for accuracy."""
+def run(quick: bool) -> dict[str, Any]:
+    """Run both parts."""
     tiny = bundle_of("vit_digits", {"depth": 6})
     bundle = tiny if quick else bundle_of(MODEL)
     rounds, count = (2, 12) if quick else (9, 80)
     two_peers = [(tiny, 0.9)] if quick else [(bundle_of(name), bar) for name, bar in TWO_PEERS.items()]
     return {
         "two_peers": [_two_peers(path, bar, 2 if quick else 5, 2 * count, quick=quick) for path, bar in two_peers],
-        "slow_peer": _slow_peer(bundle, rounds if quick else 5, count, trained),
-        "batches": [_batches(b, rounds, n, quick=quick) for b, n in {tiny: 8 * count, bundle: count}.items()],
+        "slow_peer": _slow_peer(bundle, rounds if quick else 5, count),
     }
 
 
@@ -102,22 +95,18 @@ def _two_peers(path: Path, bar: float, rounds: int, count: int, *, quick: bool) 
     }  # fmt: skip
 
 
-def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dict[str, Any]:
+def _slow_peer(path: Path, rounds: int, count: int) -> dict[str, Any]:
     report_progress(f"  slow peer, {path.name}")
     bundle = Bundle.open(path)
     with contextlib.ExitStack() as stack:
         stretches = _policies(stack, path)
         seconds = in_rounds(stretches, rounds, count)
-    result: dict[str, Any] = {
+    return {
         "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
         "images_per_s": {name: rate(values, count) for name, values in seconds.items()},
         "fastest_over_sequential": ratio(seconds["fastest"], seconds["sequential"]),
         "slow": {"times": SLOW.slow, "stall_ms": SLOW.stall_ms, "part_of_calls": SLOW.stall_part},
-        "digits": None,
     }  # fmt: skip
-    if trained is not None:
-        result["digits"] = _digits(trained, rounds)
-    return result
 
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
@@ -131,58 +120,6 @@ def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     return stretches
 
 
-def _digits(path: Path, rounds: int) -> dict[str, Any]:
-    """Measure accuracy and throughput of a trained model on the embedded digits, with the same slow peer."""
-    report_progress(f"  slow peer, {path.name} on digits")
-    images = open_data("digits", "eval")
-    top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
-    rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
-    with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), kind=FaultyCluster))
-        peers.set_faults("ben", SLOW)
-        sources = {name: stack.enter_context(ready_source(peers.path, path, policy=name)) for name in top1}
-        for _, name in in_turn(tuple(sources), rounds):
-            accuracy, rate = _accuracy(sources[name], images)
-            top1[name].append(accuracy)
-            rates[name].append(rate)
-    return {
-        "images": len(images),
-        "top1": {name: round(median(values), 4) for name, values in top1.items()},
-        "images_per_s": {name: round(median(values), 2) for name, values in rates.items()},
-        "fastest_over_sequential": round(
-            median([f / s for f, s in zip(rates["fastest"], rates["sequential"], strict=True)]), 4
-        ),
-    }
-
-
-def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
-    measured = run_dataset(source, images, concurrency=8)
-    summary = summarize(measured.records, measured.events, measured.context)
-    if summary.failed or summary.top1 is None or summary.throughput is None:
-        raise BenchmarkError(f"{summary.failed} of {summary.requests} requests failed")
-    return summary.top1, summary.throughput
-
-
-def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
-    report_progress(f"  batches, {path.name}")
-    bundle = Bundle.open(path)
-    blocks = range(bundle.num_blocks)
-    half = bundle.num_blocks // 2
-    with contextlib.ExitStack() as stack:
-        placement = {"ann": blocks} if quick else {"ann": blocks[:half], "ben": blocks[half:]}
-        stretches = {
-            "on": stack.enter_context(_peers(path, placement, 16, **BATCH)),
-            "off": stack.enter_context(_peers(path, placement, 16)),
-        }
-        seconds = in_rounds(stretches, rounds, count)
-    return {
-        "model": bundle.manifest.model, "tokens": [bundle.manifest.tokens.count, bundle.manifest.tokens.dim],
-        "images": count, "rounds": rounds, "concurrency": 16, **BATCH,
-        "images_per_s": {name: rate(values, count) for name, values in seconds.items()},
-        "on_over_off": ratio(seconds["on"], seconds["off"]),
-    }  # fmt: skip
-
-
 def _two_holders(blocks: int) -> dict[str, range | list[int]]:
     """Return a placement with each third of the blocks on two of three peers."""
     third = [range(blocks * i // 3, blocks * (i + 1) // 3) for i in range(3)]
@@ -190,9 +127,9 @@ def _two_holders(blocks: int) -> dict[str, range | list[int]]:
 
 
 @contextlib.contextmanager
-def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterator[Stretch]:
+def _peers(path: Path, placement: Any, concurrency: int) -> Iterator[Stretch]:
     """Start peers and a source of them."""
-    with local_cluster(path, placement, **each) as peers, ready_source(peers.path, path) as source:
+    with local_cluster(path, placement) as peers, ready_source(peers.path, path) as source:
         yield answering(source, images_for(source.bundle, 8), concurrency)
 
 
@@ -268,19 +205,7 @@ def show(document: dict[str, Any], console: Console) -> None:
             table.add_row(name, str(rate), over, bar, threads)
         console.print(table)
     slow = document["slow_peer"]
-    table = new_table(
-        f"{slow['model']}: three peers, one slow", ("policy", "images/s", "digits: images/s", "digits: top-1")
-    )
-    digits = slow["digits"] or {"images_per_s": {}, "top1": {}}
+    table = new_table(f"{slow['model']}: three peers, one slow", ("policy", "images/s"))
     for name, rate in slow["images_per_s"].items():
-        table.add_row(name, str(rate), *(str(digits[key].get(name, "not run")) for key in ("images_per_s", "top1")))
+        table.add_row(name, str(rate))
     console.print(table, f"fastest over sequential: {slow['fastest_over_sequential']}")
-    table = new_table(
-        "batches of at most 8 across depth, concurrency 16",
-        ("model", "tokens", "on, images/s", "off, images/s", "on over off"),
-    )
-    for row in document["batches"]:
-        rates = row["images_per_s"]
-        tokens = "x".join(map(str, row["tokens"]))
-        table.add_row(row["model"], tokens, str(rates["on"]), str(rates["off"]), str(row["on_over_off"]))
-    console.print(table)

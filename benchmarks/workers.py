@@ -1,9 +1,8 @@
-"""Processes that run a bundle without the runtime, for ``throughput``, ``tracks`` and ``links``.
+"""Processes that run a bundle without the runtime, for ``throughput`` and ``tracks``.
 
 ``python -m benchmarks.workers pipeline BUNDLE THREADS`` answers images one after the other; ``python -m
-benchmarks.workers files BUNDLE FOLDER`` answers JPEG files with one thread; ``python -m benchmarks.workers blocks
-BUNDLE`` runs blocks one after the other, with the engines of a peer. Each line of standard input is a JSON number of
-images or blocks; the answer is a line with the seconds. The process exits when its input ends.
+benchmarks.workers blocks BUNDLE`` runs blocks one after the other, with the engines of a peer. Each line of standard
+input is a JSON number of images or blocks; the answer is a line with the seconds. The process exits when that ends.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
@@ -32,25 +30,6 @@ def pipeline(bundle: Bundle, threads: str) -> Iterator[Callable[[int], None]]:
         def run(count: int) -> None:
             for index in range(count):
                 parts.forward(images[index % 8, None])
-
-        run(1)
-        yield run
-
-
-@contextmanager
-def files(bundle: Bundle, folder: str) -> Iterator[Callable[[int], None]]:
-    """Return a function that reads, decodes and answers files."""
-    from ls_edge.data.preprocess import Preprocessor
-    from ls_edge.engines.pipeline import Pipeline
-
-    with Pipeline.open(bundle, threads=1) as parts:
-        paths = sorted(Path(folder).glob("*.jpg"))
-        preprocess = Preprocessor(bundle.manifest.image)
-
-        def run(count: int) -> None:
-            for index in range(count):
-                path = paths[index % len(paths)]
-                parts.forward(preprocess(path.read_bytes(), path.name)[None])
 
         run(1)
         yield run
@@ -80,7 +59,7 @@ def blocks(bundle: Bundle) -> Iterator[Callable[[int], None]]:
 def main() -> None:
     """Serve until standard input ends."""
     kind, bundle, *more = sys.argv[1:]
-    with {"pipeline": pipeline, "files": files, "blocks": blocks}[kind](Bundle.open(bundle), *more) as run:
+    with {"pipeline": pipeline, "blocks": blocks}[kind](Bundle.open(bundle), *more) as run:
         print("{}", flush=True)
         for line in sys.stdin:
             started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Hostile streams of bytes: ZMTP of every version, truncated and closed anywhere.
 
-One generator for the tests and for the fault ``garbage`` of ``python -m benchmarks chaos``.
+One generator for the tests and for the fault ``garbage`` of the chaos tests.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _GIVE_UP = 60.0
 
 
 class ChaosResult(msgspec.Struct, frozen=True):
-    """Result of a run under faults; the document of ``python -m benchmarks chaos --json``."""
+    """Result of a run under faults."""
 
     seed: int
     requests: int

@@ -1,8 +1,5 @@
 """``run_chaos`` and its command: no request is lost under all kinds of faults at once."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,46 +120,3 @@ def test_a_result_holds_without_losses_and_errors():
         {"spoiled": 1}, {"spoiled": 1, "suspects": {**found, "anna": Suspect(1, 0)}},
     ):  # fmt: skip
         assert not document(**wrong).holds
-
-
-def chaos(*arguments):
-    command = [sys.executable, "-m", "benchmarks", "chaos", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-
-
-def test_invalid_arguments_are_named(tiny_bundle):
-    for code, arguments, text in (
-        (2, ["--kinds", "kill,meteor"], "--kinds: 'meteor' is not known; use one or several of kill, stop, "),
-        (2, ["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),
-        (2, ["--kinds", "other_bundle"], "--kinds other_bundle needs --other-bundle, a bundle of another model"),
-        (2, ["--other-bundle", tiny_bundle], "; give one of another model"),
-        (1, ["--other-bundle", "nowhere"], "nowhere is not a bundle: it has no manifest.json"),
-        (2, ["--policy", "sequential"], "'sequential' is not one of"),
-    ):
-        done = chaos(tiny_bundle, *arguments)
-        assert done.returncode == code
-        assert text in done.stderr
-
-
-@pytest.mark.slow
-def test_the_command_prints_one_json_document(tiny_bundle):
-    arguments = [
-        "--requests",
-        "40",
-        "--faults",
-        "3",
-        "--seconds",
-        "2",
-        "--seed",
-        "5",
-        "--json",
-        "--kinds",
-        "kill,garbage",
-    ]
-    done = chaos(tiny_bundle, *arguments)
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)
-    assert set(result) == set(ChaosResult.__struct_fields__)
-    assert (result["seed"], result["requests"], result["answered"], result["lost"]) == (5, 40, 40, 0)
-    assert len(result["faults"]) == 3
-    assert {fault["kind"] for fault in result["faults"]} == {"kill", "garbage"}
