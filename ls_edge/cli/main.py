@@ -27,7 +27,6 @@ COMMANDS = {
     "train": "Fine-tune a vision transformer with shuffled block order.",
     "eval": "Measure accuracy in trained order, in random orders, and with blocks missing.",
     "analyze": "Show what each block contributes, and how that depends on its position.",
-    "reproduce": "Train and evaluate a whole comparison, with a table and a figure.",
     "export": "Split a trained model into one engine per block.",
     "verify": "Check the files of a bundle and, with --run, its outputs against PyTorch.",
     "publish": "Write a run or a bundle with a model card into a folder or onto the Hub.",

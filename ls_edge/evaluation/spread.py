@@ -1,4 +1,4 @@
-"""Sample standard deviations (n - 1 in the denominator), which every ± shows, and tests of differences."""
+"""Sample standard deviations (n - 1 in the denominator), which every ± shows, and significance tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
 
-import msgspec
 import numpy as np
 
 LEVEL = 0.05
@@ -30,48 +29,6 @@ def pooled(groups: Iterable[tuple[int, float, float | None]]) -> float | None:
 def plus_minus(value: float | None, show: Callable[[float], str] = "{:.3f}".format) -> str:
     """Return ``± 0.012``, or an empty string for None."""
     return "" if value is None else f"± {show(value)}"
-
-
-class Paired(msgspec.Struct, frozen=True):
-    """Paired t-test over seeds: mean difference, its 95 % interval, and the probability of a larger one by chance."""
-
-    difference: float
-    low: float
-    high: float
-    p: float
-
-
-def paired(ones: Sequence[float], others: Sequence[float]) -> Paired | None:
-    """Compare two series over the same seeds; return None for fewer than two seeds."""
-    differences = np.subtract(ones, others)
-    spread = deviation(differences)
-    if spread is None:
-        return None
-    mean, freedom = float(differences.mean()), len(differences) - 1
-    error = spread / math.sqrt(len(differences))
-    half = t_quantile(freedom) * error
-    return Paired(mean, mean - half, mean + half, t_p(mean / error, freedom) if error else float(mean == 0))
-
-
-def t_p(t: float, freedom: int) -> float:
-    """Return the two-sided p-value of Student's t for an integer number of degrees of freedom (a finite sum)."""
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    cosine, is_odd = math.cos(angle), freedom % 2
-    term = total = cosine if is_odd else 1.0
-    for k in range(2 + is_odd, freedom - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    inside = math.sin(angle) * total if freedom > 1 else 0.0
-    return max(0.0, 1 - (2 / math.pi * (angle + inside) if is_odd else inside))
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the t whose two-sided p-value is :data:`LEVEL`."""
-    low, high = 0.0, 1e3
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_p(middle, freedom) > LEVEL else (low, middle)
-    return high
 
 
 def holm(ps: Sequence[float]) -> list[float]:
