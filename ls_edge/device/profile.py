@@ -62,8 +62,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     multiprocessors: int | None = None
     """Active streaming multiprocessors of the GPU; a power mode may switch some off."""
-    emulated: str | None = None
-    """Source of the numbers of an emulated device; null for a measured one."""
 
 
 class PartLoad(msgspec.Struct, frozen=True):

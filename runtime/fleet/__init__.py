@@ -1,1 +1,1 @@
-"""Several peers: local clusters, planning, simulation and emulated boards."""
+"""Several peers: local clusters, planning and simulation."""

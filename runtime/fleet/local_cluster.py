@@ -116,14 +116,6 @@ class LocalCluster:
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
                 )
 
-    def restart_with(self, path: str | Path) -> None:
-        """Stop all peers and start those of another ``peers.yaml``, with the same keys."""
-        self._stop()
-        self.path = Path(path)
-        self.file = load_peers(self.path)
-        self.bundles = {peer.name: self._bundle for peer in self.file.peers}
-        self.start(*self.bundles)
-
     def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
         """Return the command that starts a peer, without its arguments."""
         return [sys.executable, "-m", "ls_edge", "peer"]

@@ -16,7 +16,6 @@ import numpy as np
 
 from ls_edge.core.files import write_file
 from ls_edge.engines.engine import Engine
-from ls_edge.runtime.fleet.emulated_boards import PacedEngine, Pacer
 from ls_edge.runtime.peer.peer import Peer
 
 
@@ -55,7 +54,6 @@ class Control:
         self._faults = Faults()
         self._jump = 0.0
         self._time = time.time
-        self.pacer = Pacer()
 
     def read(self) -> Faults:
         """Return the current faults; an unreadable file changes nothing."""
@@ -78,12 +76,13 @@ class Control:
             time.time = lambda: real() + seconds
 
 
-class FaultyEngine(PacedEngine):
+class FaultyEngine:
     """An engine with the faults that a :class:`Control` reads."""
 
     def __init__(self, engine: Engine, control: Control) -> None:
-        super().__init__(engine, control.pacer, 0.0)
-        self._control = control
+        self.part, self.kind, self.provider = engine.part, engine.kind, engine.provider
+        self.signature = engine.signature
+        self._engine, self._control = engine, control
         self._random = random.Random(engine.part)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -92,7 +91,7 @@ class FaultyEngine(PacedEngine):
         result = self._engine.run(inputs)
         faults = self._control.read()
         spent = time.perf_counter() - called
-        self._pacer.hold(called, max(spent, faults.least_ms * len(result) / 1e3) * max(1.0, faults.slow))
+        time.sleep(max(spent, faults.least_ms * len(result) / 1e3) * max(1.0, faults.slow) - spent)
         if faults.stall_ms and self._random.random() < faults.stall_part:
             time.sleep(faults.stall_ms / 1e3)
         while self._control.read().hang:
@@ -103,6 +102,10 @@ class FaultyEngine(PacedEngine):
         if faults.not_finite and self._random.random() < faults.not_finite:
             result.flat[0] = np.nan
         return result
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
 
 
 def wrap(engines: Mapping[int, Engine], path: Path) -> Mapping[int, Engine]:

@@ -6,7 +6,10 @@ them is killed during the run. No process is left behind, not even after Ctrl-C.
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +21,9 @@ import msgspec
 from rich.console import Console
 
 from ls_edge.cli import options
-from ls_edge.cli.board_demo import board_demo, check_boards, run_command
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.text import counted, show_percent
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation
@@ -70,45 +72,19 @@ SCENES = (
     examples=(
         "ls-edge demo",
         "ls-edge demo --out /tmp/demo --limit 100",
-        "ls-edge demo --boards orin-nano,orin-nano,orin-nano-super",
     ),
 )
 @options.output_folder("Folder for models, bundles, and the report.", default=Path("demo-out"))
 @options.count("--limit", "Images per run.", least=10, default=359)
-@options.text(
-    "--boards",
-    "Plan for emulated boards instead, and try the plan: orin-nano, orin-nano-super, or a profile.json.",
-    "NAME,...",
-)
-@options.path("--bundle", "Bundle to serve, with --boards.  [default: an untrained one]", metavar="DIR")
-@options.number(
-    "--slowdown",
-    "Factor on the times of all boards, if this machine is too slow for them.",
-    "X",
-    1,
-    1000,
-    default=1.0,
-)
-def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float) -> None:
+def command(out: Path, limit: int) -> None:
     """Train, export, serve, and measure on embedded data, with a peer killed on the way.
 
     Fine-tunes a small vision transformer with shuffled block order, exports one engine per block, and serves the blocks
     by three peer processes. They answer real images while one of them is killed. The same is repeated with a model
     trained without shuffling. Ends with a table and OUT/report.html. Takes a few minutes on two cores.
-
-    With --boards, engines on this machine are paced to the published throughput of boards, linked by the loopback.
-    Memory and power are not emulated, and the boards share these cores.
     """
     console = open_console(stderr=True)
     out.mkdir(parents=True, exist_ok=True)
-    if boards is not None:
-        found = board_demo(out, check_boards(boards), bundle, limit, console, slowdown=slowdown)
-        write_json(out / "boards.json", found)
-        click.echo(run_command(console, "report", *found["files"]))
-        console.print(f"\nnumbers: {out / 'boards.json'}")
-        return
-    if bundle is not None:
-        raise UsageError("--bundle is for --boards; leave it out, or add --boards")
     require("the demo", "export", "report", "cpu")
     started = time.monotonic()
     accuracy = _models(out, console)
@@ -151,7 +127,7 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
     """Train, evaluate and export both models; return their ``eval`` documents."""
 
     def show(*words: object) -> None:
-        console.print(run_command(console, *words).rstrip())
+        console.print(_run_command(console, *words).rstrip())
 
     unshuffled, shuffled = out / "unshuffled", out / "shuffled"
     _heading(console, "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled")
@@ -164,7 +140,7 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
     _heading(console, "2. Evaluate: blocks in trained order, in 64 random orders, and with some missing")
     accuracy = {}
     for run in (unshuffled, shuffled):
-        printed = run_command(console, "eval", run, "--data", "digits", "--json")
+        printed = _run_command(console, "eval", run, "--data", "digits", "--json")
         accuracy[run.name] = found = msgspec.json.decode(printed, type=Evaluation)
         a = found.arbitrary
         console.print(
@@ -250,3 +226,19 @@ def _print_accuracy(accuracy: dict[str, Evaluation]) -> None:
         spread = f"{show_percent(a.top1_mean)} {plus_minus(a.top1_std, show_percent)}"
         table.add_row(name, f"{show_percent(found.sequential.top1)}", spread, f"{show_percent(a.top1_worst)}")
     print_table(table)
+
+
+def _run_command(console: Console, *words: object) -> str:
+    """Run ``ls-edge`` as a user would and return its standard output; its messages go to standard error."""
+    text = [str(word) for word in words]
+    console.print(f"$ ls-edge {shlex.join(text)}", style="bold")
+    done = subprocess.run(  # noqa: S603  our own interpreter and arguments
+        [sys.executable, "-m", "ls_edge", *text],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise LsEdgeError(f"'ls-edge {text[0]}' ended with exit code {done.returncode}; its messages are above")
+    return done.stdout

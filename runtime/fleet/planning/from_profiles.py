@@ -297,8 +297,6 @@ def _device(
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
     taken = profile.memory_bytes + sum(part.taken_bytes for part in source.profile.parts if part.part in missing)
     room = block_bytes * sizes.num_blocks + taken if free is None else free * MEMORY_SHARE
-    if profile.device.emulated is not None:
-        assumed.append(f"{one.name} is emulated, by {profile.device.emulated}")
     return PlannedDevice(
         name=one.name,
         block_ms=profile.block_ms,

@@ -131,20 +131,3 @@ def test_waiting_for_a_peer_that_was_never_started_is_an_error(tmp_path, tiny_bu
     local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     with pytest.raises(LinkError, match="peer a did not become warm: its log is empty"):
         local.wait_warm("a")
-
-
-def test_peers_restart_with_another_file(tmp_path, tiny_bundle, images, assert_replays):
-    with LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local:
-        local.wait_warm()
-        before = local.processes["a"].pid
-        moved = tmp_path / "moved.yaml"
-        text = local.path.read_text(encoding="utf-8")
-        moved.write_text(text.replace("- 2\n", "- 2\n  - 3\n", 1), encoding="utf-8")
-        local.restart_with(moved)
-        local.wait_warm()
-        assert not exists(before)
-        assert [peer.blocks for peer in local.file.peers] == [(0, 1, 2, 3), (3, 4, 5)]
-        with Source(local.file, Bundle.open(tiny_bundle)) as source:
-            assert source.wait_ready() == ()
-            batch = images(1)
-            assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
