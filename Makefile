@@ -30,11 +30,11 @@ demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
 # Each file stays in one process, because its tests share clusters; the third works while others wait for a limit.
-test: check ## all checks and the tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+test: check ## all checks, and the tests of the tiers unit and processes
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not release"
 
-test-all: $(STAMP) ## the long tests and the benchmarks
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+test-all: $(STAMP) ## the other tests: documents, examples, packages, benchmarks, long ones
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m release
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)

@@ -4,6 +4,7 @@ The bundles are real exports of a tiny vision transformer. With timm's initializ
 little that any order gives nearly the same logits; these weights make order, skips and other weights show.
 """
 
+import collections
 import contextlib
 import fcntl
 import functools
@@ -22,7 +23,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from tests import forked_processes
+from tests import forked_processes, tiers
 
 # Read by torch and numpy when they are first imported, here and in the processes that tests start.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -53,11 +54,27 @@ def pytest_configure(config):
     # Ignored in the background of a script, which processes inherit: those of tests would ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "leaks_ok(reason): the test may leave threads and descriptors behind")
-    config.addinivalue_line(
-        "markers", "slow: a long course of faults, or benchmarks as processes; run by `make test-all`"
-    )
+    for tier in tiers.TIERS:
+        config.addinivalue_line("markers", f"{tier}: the test is of this tier, see tests/tiers.py")
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         config.add_cleanup(forked_processes.install())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(tiers.tier_of(item), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    reasons = collections.Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        terminalreporter.line("not tested: " + "; ".join(f"{why} ({count})" for why, count in reasons.items()))
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_the_same_seed_is_the_same_course():
     assert play(draw(5)) == play(draw(5))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_planted_fault_is_found_and_shrunk_to_its_cause():
     course = next(course for seed in range(100) if fails(course := draw(seed), Forgetful) and len(course.steps) > 10)
     short = shrink(course, Forgetful)
@@ -92,7 +92,7 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_cause():
     assert not fails(short)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("seed", range(0, 60, 10))
 def test_random_courses_break_no_guarantee(seed):
     played = [play(draw(seed + more)) for more in range(10)]

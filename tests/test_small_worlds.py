@@ -34,20 +34,20 @@ def test_states_with_the_same_content_are_one():
     assert one.content() == other.content()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_no_course_of_two_peers_breaks_a_guarantee():
     found = explore(World(*WORLDS[FULL]))
     assert found.states > 500
     assert found.answered == found.ends > 100, "a holder is left after any one fault"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", [name for name in WORLDS if name != FULL])
 def test_no_course_of_other_worlds_breaks_a_guarantee_as_far_as_it_goes(name):
     assert explore(World(*WORLDS[name]), 1500).ends > 100
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if world[-1]])
 def test_no_drawn_course_with_states_in_any_order_breaks_a_guarantee(name):
     held, policy, skips, _ = WORLDS[name]

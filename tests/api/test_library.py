@@ -67,7 +67,7 @@ def program(heading):
     return re.search(r"```python\n(.*?)```", text, re.S)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_rounds_in_one_process_leave_nothing_behind(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:ls_edge", "-c", ROUNDS, str(COURSE_S)],

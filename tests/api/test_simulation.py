@@ -104,7 +104,7 @@ def test_images_without_the_classes_of_the_model_are_refused_before_the_simulati
     assert not steps
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.leaks_ok("Dask keeps threads and sockets for a while")
 def test_a_grid_runs_on_a_local_dask_cluster(tiny_bundle, profile):
     """A worker that is killed after the first combination changes nothing."""

@@ -63,7 +63,7 @@ def test_an_interrupted_report_has_all_sections_so_far(report, tmp_path):
     assert (tmp_path / "report.md").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_real_report_is_whole_when_it_is_interrupted(ls_edge, bundle, tmp_path, wait_until, number):
     path = tmp_path / "report.md"
@@ -85,7 +85,7 @@ def test_a_report_goes_on_without_keys(tmp_path, tiny_bundle, monkeypatch):
     assert "\n## kernel messages\n" in text
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_report_goes_on_if_blocks_cannot_be_merged(report, tmp_path, tiny_bundle):
     bundle = Bundle.open(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     (bundle.folder / bundle.part("block 3").file).write_bytes(b"other")

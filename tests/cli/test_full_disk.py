@@ -32,7 +32,7 @@ def complaint(err):
     return line
 
 
-@pytest.mark.parametrize("left", [0, pytest.param(120_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("left", [0, pytest.param(120_000, marks=pytest.mark.release)])
 def test_export_on_a_full_disk_keeps_the_old_bundle(command, tiny_bundle, disk, left):
     run = tiny_bundle.parent / "run"
     assert command("export", run, "--out", disk / "old", "--per-block")[0] == 0
@@ -49,7 +49,7 @@ def test_export_on_a_full_disk_keeps_the_old_bundle(command, tiny_bundle, disk, 
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_on_a_full_disk_leaves_no_half_run(ls_edge, disk, tmp_path):
     (tmp_path / "train.yaml").write_text(CONFIG)
     fill(disk, 100_000)

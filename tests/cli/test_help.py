@@ -196,7 +196,7 @@ def test_the_reference_does_not_depend_on_earlier_help():
     assert done.stdout == reference()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_reference_does_not_depend_on_the_terminal():
     code = "from docs.reference import main; main([])"
     texts = [
@@ -240,7 +240,7 @@ def test_a_misspelt_command_gets_a_hint(typed, meant):
     assert f"No such command '{typed}'; did you mean '{meant}'?" in run(typed).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_shell_completes_commands_options_and_choices():
     def completed(words, last):
         done = subprocess.run(

@@ -20,7 +20,7 @@ def installed(tmp_path):
     return {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_the_example_trains_exports_and_runs_with_its_own_method_family_and_policy(ls_edge, installed, tmp_path):
     def run(*words):

@@ -82,7 +82,7 @@ def test_unsupported_formats_are_not_opened(name):
         decode(UNSUPPORTED[name](), "a/b.img")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_accepted_images_stay_within_the_memory_limit():
     side = int(MAX_PIXELS**0.5)
     found, _ = in_a_child(

@@ -91,7 +91,7 @@ class Machines:
         path.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)  # 363 s at a load of 9 on two cores
 def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge, wait_until):
     machines = Machines(tmp_path, ls_edge, make_bundle, wait_until)

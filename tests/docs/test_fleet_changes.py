@@ -92,7 +92,7 @@ def edit(change):
     Path("peers.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_boards_and_keys_change_without_a_failed_request(tmp_path, make_bundle, monkeypatch, ls_edge, wait_until):
     monkeypatch.chdir(tmp_path)

@@ -199,7 +199,7 @@ def manager(tmp_path, wait_until):
         yield manager
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_real_systemd_restarts_peer_and_server_without_limit_and_reloads_and_stops_them(
     manager, tmp_path, wait_until
 ):

@@ -33,7 +33,7 @@ def test_there_are_three_notebooks():
         assert all(not c.get("outputs") for c in json.loads(path.read_text())["cells"])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_cell_of_a_notebook_shows_nothing_red(path, tmp_path):
@@ -45,7 +45,7 @@ def test_the_first_cell_of_a_notebook_shows_nothing_red(path, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

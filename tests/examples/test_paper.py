@@ -30,7 +30,7 @@ PLAN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_a_killed_comparison_continues_to_the_table_of_its_evaluations(tmp_path):
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN, sort_keys=False))

@@ -120,7 +120,7 @@ def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path)
         verify_run(folded, shortened)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_slots_continue_after_folded_blocks(run, tmp_path):
     torch.manual_seed(0)
     view = BlockView(run.view.model)
@@ -139,7 +139,7 @@ def test_slots_continue_after_folded_blocks(run, tmp_path):
         torch.testing.assert_close(grouped.forward(torch.from_numpy(IMAGES), [0]), view(torch.from_numpy(IMAGES)))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
     def calm(view):
         for block in view.blocks:
@@ -154,7 +154,7 @@ def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
     assert found.manifest.verified["min_cosine"] >= 0.999
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_commands_report_bands_and_folded_ends(make_run, tmp_path, capsys):
     make_run(tmp_path / "run", depth=3)
 

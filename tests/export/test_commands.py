@@ -59,7 +59,7 @@ def test_verify_and_bench_print_tables(call, exported):
     assert "block 2" in text
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_output_names_the_fast_precision_of_this_machine(call, run_folder, tmp_path):
     for precision, said in (
         ("fp32", "no precision is faster|int8 is faster|GPU"),

@@ -51,7 +51,7 @@ def loss_of(view, samples, order):
     return float(losses.clamp(max=2 * np.log(10)).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_model_is_sensitive_to_its_order(calibration, costs):
     assert costs.trained.top1 > 0.85
     assert costs.random.top1 < costs.trained.top1 - 0.2
@@ -71,7 +71,7 @@ def test_random_order_is_the_mean_of_all_uniform_draws():
     assert found.random.loss == pytest.approx(np.mean([loss_of(view, samples, order) for order in drawn]), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
     orders = Bands(BLOCKS).random_orders(40, seed=99)
     measured = np.array([loss_of(trained.view, calibration.held_out, order) for order in orders])
@@ -82,7 +82,7 @@ def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
     assert measured[best].mean() < measured.mean() - 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_costs_that_rank_no_better_than_chance_give_a_warning(make_run, calibration, costs, tmp_path):
     assert ranking_warnings(costs) == []
 
@@ -108,7 +108,7 @@ def test_costs_that_rank_no_better_than_chance_give_a_warning(make_run, calibrat
     assert export_run(run, tmp_path / "bundle", settings, calibration=calibration).warnings == tuple(few)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_estimates_rank_arrangements_with_tracks(trained, calibration, costs):
     generator = random.Random(5)
     dealt = [
@@ -123,7 +123,7 @@ def test_estimates_rank_arrangements_with_tracks(trained, calibration, costs):
     assert measured[estimated.argsort()[:10]].mean() < measured.mean() - 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_estimates_rank_skipped_blocks(trained, calibration, costs):
     ones = [tuple(b for b in range(BLOCKS) if b != gone) for gone in range(BLOCKS)]
     measured = np.array([loss_of(trained.view, calibration.held_out, order) for order in ones])
@@ -131,7 +131,7 @@ def test_estimates_rank_skipped_blocks(trained, calibration, costs):
     assert set(estimated.argsort()[-2:]) == set(measured.argsort()[-2:]) == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_blocks_that_commute_have_small_order_costs(trained, calibration):
     """A block that adds nothing commutes with all others, so the estimate charges nothing for being out of order."""
     view = copy.deepcopy(trained.view)
@@ -146,7 +146,7 @@ def test_blocks_that_commute_have_small_order_costs(trained, calibration):
     assert np.mean(with_it) < 0.5 * np.mean(others)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_greedy_choice_by_cost_beats_chance(trained, calibration, costs):
     """Choose greedily, as a policy does, while some blocks arrive late."""
     generator, gained = random.Random(0), []
@@ -163,13 +163,13 @@ def test_a_greedy_choice_by_cost_beats_chance(trained, calibration, costs):
     assert np.mean(gained) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_same_images_give_the_same_costs(trained, calibration, costs):
     again = measure_order_costs(PartsView(trained.view), calibration.fit, "digits", orders=160)
     assert again == costs
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_without_labels_the_trained_answers_are_the_measure(trained, calibration):
     bare = Samples(calibration.fit.images, None)
     found = measure_order_costs(PartsView(trained.view), bare, "digits", orders=60, images=32)
@@ -177,7 +177,7 @@ def test_without_labels_the_trained_answers_are_the_measure(trained, calibration
     assert found.random.loss > found.trained.loss
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_costs_are_measured_by_parts_of_several_blocks(trained, calibration):
     found = measure_order_costs(PartsView(trained.view, 2), calibration.fit, "digits", orders=24, images=40)
     assert cost(found, [0, 1, 2]) == 0
@@ -205,7 +205,7 @@ def test_all_orders_are_within_the_bands(bands):
     assert any(not item.is_plain for item, _ in drawn) == (bands.num_orders > 1)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_costs_in_bands_are_measured_in_bands(trained, calibration):
     view = PartsView(trained.view, bands=Bands.from_json("0/1-4/5"))
     found = measure_order_costs(view, calibration.fit, "digits", orders=48, images=32)
@@ -216,7 +216,7 @@ def test_costs_in_bands_are_measured_in_bands(trained, calibration):
     assert slot[2, [1, 3, 4]].any()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_few_orders_are_enough(trained, calibration, count):
     found = measure_order_costs(PartsView(trained.view), calibration.fit, "digits", orders=count, images=32)
@@ -225,7 +225,7 @@ def test_few_orders_are_enough(trained, calibration, count):
     assert (found.beside is None) == (count == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_order_runs_on_a_part_of_the_images_and_all_parts_count(trained, calibration):
     """Costs cover all images, although no order runs on more than 32 of them."""
     one, other = (Samples(calibration.fit.images[a:b], calibration.fit.labels[a:b]) for a, b in ((0, 32), (32, 64)))
@@ -288,7 +288,7 @@ def test_features_are_the_terms_of_the_estimate():
         assert features_of(item, 5) @ entries == pytest.approx(cost(costs, item))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_manifest_has_the_costs_and_int8_keeps_the_accuracy(trained, calibration, tmp_path):
     settings = ExportSettings(precision="int8", cost_orders=40)
     manifest = export_run(trained, tmp_path / "bundle", settings, calibration=calibration).bundle.manifest

@@ -66,8 +66,8 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
     ("settings", "again"),
     [
         (ExportSettings(precision="fp16", whole=True), False),
-        pytest.param(ExportSettings(precision="int8", whole=True, blocks_per_part=3), False, marks=pytest.mark.slow),
-        pytest.param(ExportSettings(precision="int8", engine="tensorrt", max_batch=3), True, marks=pytest.mark.slow),
+        pytest.param(ExportSettings(precision="int8", whole=True, blocks_per_part=3), False, marks=pytest.mark.release),
+        pytest.param(ExportSettings(precision="int8", engine="tensorrt", max_batch=3), True, marks=pytest.mark.release),
     ],
     ids=lambda value: f"{value.precision} {value.engine}" if isinstance(value, ExportSettings) else "",
 )
@@ -125,7 +125,7 @@ def test_a_precision_beyond_its_tolerance_is_refused_and_leaves_nothing(make_run
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 
-@pytest.mark.parametrize("blocks_per_part", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("blocks_per_part", [pytest.param(1, marks=pytest.mark.release), 3])
 def test_nodes_whose_values_float16_cannot_hold_stay_in_float32(make_run, tmp_path, blocks_per_part):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
     settings = ExportSettings(precision="fp16", blocks_per_part=blocks_per_part)

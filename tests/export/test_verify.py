@@ -234,7 +234,7 @@ def test_int8_may_turn_logits_by_a_few_degrees(exported, loaded, spread, holds):
             assert 0.99 < found.min_cosine < 0.999
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_large_mean_of_the_logits_does_not_hide_wrong_ones_in_int8(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=lambda view: view.model.head.bias.fill_(1e4)))
     bundle = export_run(run, tmp_path / "bundle").bundle
@@ -268,7 +268,7 @@ def set_in_file(name, change):
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_block_that_is_wrong_on_large_tokens_only_is_named(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=lambda view: [p.mul_(0.6) for p in view.blocks.parameters()]))
     bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle
@@ -338,7 +338,7 @@ def test_a_false_accuracy_of_the_manifest_is_named(copied, loaded):
         verify_run(forged(copied, verified=better), loaded, samples, "given")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_value_that_float16_cannot_hold_is_named_although_a_cpu_computes_past_it(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
     bundle = export_run(run, tmp_path / "bundle", ExportSettings(precision="fp16")).bundle

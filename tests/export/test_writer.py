@@ -90,7 +90,7 @@ def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exporte
     assert sorted(p.name for p in (tmp_path / "deep/down").iterdir()) == ["other name"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_older_bundle_is_replaced_when_the_new_one_was_verified(make_run, exported, tmp_path):
     def spoil(view):
         view.blocks[1].mlp.fc1.bias.fill_(3e38)  # finite, but sums of it are not
@@ -142,7 +142,7 @@ def _with_classes(record, classes):
     return msgspec.structs.replace(record, classes=classes)
 
 
-@pytest.mark.parametrize("per_block", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("per_block", [pytest.param(False, marks=pytest.mark.release), True])
 def test_blocks_with_a_slot_compute_the_same_as_pytorch(loaded, tmp_path, per_block):
     torch.manual_seed(0)
     view = BlockView(loaded.view.model)

@@ -250,7 +250,7 @@ def test_a_run_without_answers_has_a_report(tmp_path, simulated):
     assert "20 Overloaded" in page.text
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_files_of_long_runs_are_bounded(tmp_path, simulated):
     sizes = []
     for times in (1, 12):

@@ -87,13 +87,13 @@ CUT_TEXTS = """[...document.querySelectorAll("[data-chart]")].flatMap((place) =>
 @pytest.mark.parametrize(
     ("name", "width", "scheme", "least"),
     [
-        pytest.param("loss", 1280, "light", 8, marks=pytest.mark.slow),
+        pytest.param("loss", 1280, "light", 8, marks=pytest.mark.release),
         ("loss", 390, "light", 8),
-        pytest.param("waves", 390, "dark", 8, marks=pytest.mark.slow),
+        pytest.param("waves", 390, "dark", 8, marks=pytest.mark.release),
         ("analysis", 390, "light", 5),
-        pytest.param("fleet", 390, "light", 2, marks=pytest.mark.slow),
+        pytest.param("fleet", 390, "light", 2, marks=pytest.mark.release),
         ("sweep", 390, "dark", 1),
-        pytest.param("compared", 390, "dark", 20, marks=pytest.mark.slow),
+        pytest.param("compared", 390, "dark", 20, marks=pytest.mark.release),
     ],
 )
 def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme, least):
@@ -127,7 +127,7 @@ document.querySelectorAll("section").forEach((one, n) => {
 """Make a PDF name the page of every heading with a chart and of its first chart: it names what links lead to."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("loss", marks=pytest.mark.slow), "analysis"])
+@pytest.mark.parametrize("name", [pytest.param("loss", marks=pytest.mark.release), "analysis"])
 def test_a_heading_is_printed_on_the_page_of_its_chart(pages, tmp_path, name):
     with Browser(tmp_path / "profile") as browser:
         browser.show((pages / f"{name}.html").as_uri(), 1280, 9000)

@@ -286,7 +286,7 @@ def test_resuming_a_finished_run_does_nothing(folder, capsys):
     assert (folder / "run" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_folder_names_are_never_interpreted_as_markup(folder, tmp_path, monkeypatch, capfd):
     """No output interprets the name of a folder as a style, or lets it control the terminal."""
     odd = tmp_path / "[/bold] [red]\x1b[2J"

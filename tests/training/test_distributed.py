@@ -88,21 +88,21 @@ def trained_by_two(tmp_path_factory):
     return folder, [output for output, _ in outputs]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_only_the_first_process_reports(trained_by_two):
     _, (first, second) = trained_by_two
     assert first.count('"seconds"') == len(RUNS)
     assert second == ""
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_process_without_images_in_a_step_does_not_leave_the_other_alone(trained_by_two):
     folder, _ = trained_by_two
     lines = [json.loads(line) for line in (folder / "spoilt-two" / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_with_torchrun_works_as_documented(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
     command += [
@@ -167,7 +167,7 @@ def test_the_gpu_is_chosen_before_anything_touches_one(monkeypatch, tmp_path):
         train(settings(device="cuda"), tmp_path / "run", reporter=Silent())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_match_one(trained_by_two, tmp_path, method):
     folder, _ = trained_by_two

@@ -454,7 +454,7 @@ def edit(run, old, new):
     path.write_text(path.read_text().replace(old, new))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [

@@ -3,7 +3,7 @@ import pytest
 from tests.analysis.models import Layers, analyzed
 
 
-@pytest.mark.slow  # numba compiles for half a minute, on a loaded machine for minutes
+@pytest.mark.release  # numba compiles for half a minute, on a loaded machine for minutes
 @pytest.mark.timeout(900)
 @pytest.mark.leaks_ok  # tqdm's monitor lives on
 def test_a_map_separates_slots_that_leave_a_mark():

@@ -33,7 +33,7 @@ def pushed_cluster(tmp_path, bundle, placement, ls_edge):
         yield peers, words
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(240)
 def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)
@@ -94,7 +94,7 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         assert json.loads(done.stdout)["peers"]["c"]["state"] == "removed"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tiny_bundle, other_bundle):
     kill_changes(tmp_path / "fleet", (tiny_bundle, other_bundle), kills=10)

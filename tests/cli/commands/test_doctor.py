@@ -120,7 +120,7 @@ def test_a_key_without_peers_is_refused(command, fleet, tmp_path):
         assert (found, message in errors) == (code, True), errors
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 @pytest.mark.parametrize("doubles", [False, True], ids=["this machine", "doubles of CUDA and TensorRT"])

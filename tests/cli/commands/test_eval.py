@@ -37,7 +37,7 @@ def test_every_table_has_a_name_and_one_table_has_all(command, two):
         assert sum(name in line for line in lines) == 2, out
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_blocks_that_share_their_weights_are_named(command, shared_bundle, two):
     code, out, err = command("eval", shared_bundle, *EVAL)
     assert code == 0, err

@@ -110,7 +110,7 @@ def profiles(measured, tmp_path):
         pytest.param(
             ("simulate", "--bundle", "BUNDLE", "--profiles", "PROFILE", "--devices", 1, "--requests", 9),
             "--report",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.release,
         ),
         (("plan", "--bundle", "BUNDLE", "--profiles", "PROFILES", "--objective", "throughput"), "--out"),
         (("report", "PROFILE", "PROFILE"), "--out"),

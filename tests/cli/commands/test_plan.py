@@ -157,7 +157,7 @@ def test_a_model_that_fits_no_board_alone_is_distributed(command, bundle, profil
     assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_energy_and_survival_are_objectives(command, bundle, profile):
     boards = profile("hungry", 1.0, watts=20.0), profile("frugal", 2.0, watts=4.0)
     found = planned(command, "--bundle", bundle, "--profiles", *boards, "--objective", "energy")
@@ -176,7 +176,7 @@ def test_energy_and_survival_are_objectives(command, bundle, profile):
     assert found["baselines"]["single"]["whole_share"] == 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_batch_comes_from_the_peers(command, bundle, profile, measured, tmp_path):
     """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
     path = profile("a", 2.0)

@@ -56,7 +56,7 @@ def test_wrong_options_are_refused(command, bundle, tmp_path, complaints):
     assert not (tmp_path / "p.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_links_between_peers_are_measured_in_every_codec(command, bundle, write_peers, serve, tmp_path):
     path = write_peers({"a": [0, 1], "b": [2, 3]})
     for name in "ab":

@@ -167,7 +167,7 @@ def hub():
     served.close()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_survives_a_round_trip_through_a_hub(run, hub, tmp_path, process, published):
     env = hub.environment(tmp_path / "cache")
     done = process("publish", run, "--to", "hf-hub:someone/digits", "--json", timeout=150, **env)

@@ -13,7 +13,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_push_and_a_failed_push_have_json(tmp_path, make_bundle, ls_edge, complaints):
     make_bundle(tmp_path / "bundle", blocks=4)
     cluster = LocalCluster(

@@ -126,7 +126,7 @@ def test_the_trace_of_a_run_that_is_killed_has_what_was_answered(ls_edge, slow, 
 
 @pytest.mark.parametrize(
     ("number", "word"),
-    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.slow)],
+    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.release)],
 )
 def test_a_run_that_is_stopped_prints_its_summary(
     ls_edge, complaints, slow, command, tmp_path, wait_until, number, word
@@ -179,7 +179,7 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert 0 < len(records) < 200
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     (tmp_path / "disk").mkdir()
     disk = in_a_small_disk(tmp_path / "disk", size="16k")
@@ -199,7 +199,7 @@ def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints,
     assert f"ends after {len(kept)} requests" in line
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
@@ -278,7 +278,7 @@ def test_some_answers_are_printed_with_class_names(ls_edge, command):
 # What keeps it from answering.
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints, tiny_bundle, tmp_path):
     with LocalCluster(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [4, 5]}) as local:
         local.wait_warm()
@@ -341,7 +341,7 @@ def test_a_block_that_loses_its_last_holder_is_shown_during_the_run(ls_edge, tin
         assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_reasons_that_peers_cannot_be_used_are_printed(
     ls_edge, complaints, write_peers, serve, tiny_bundle, other_bundle, wait_until
 ):
@@ -437,7 +437,7 @@ def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
     assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_run_and_bench_warn_if_the_model_was_trained_on_the_images(ls_edge, complaints, peers, tiny_bundle, tmp_path):
     for label in ("0", "1"):
         (tmp_path / "data" / label).mkdir(parents=True)

@@ -50,7 +50,7 @@ def test_a_fleet_has_json_and_a_table(command, bundle, profile):
     assert "assumed: no device is lost (--churn)" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_example_of_the_document_shows_what_a_second_holder_is_worth(command, bundle, profile):
     text = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text(encoding="utf-8").replace("\\\n", "")
     lines = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("ls-edge simulate")]

@@ -143,7 +143,7 @@ def test_peers_of_different_models_are_not_told_to_copy_their_file(write_peers):
     assert lines == ["peers serve 2 different models, which do not work together"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
     placement = {"a": range(4), "b": range(2, 6), "c": range(6)}
     local = LocalCluster(tmp_path / "local", tiny_bundle, placement, keys=True, sources=["laptop"])
@@ -445,7 +445,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
 # The file alone.
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_check_of_the_file_needs_no_peer(ls_edge, complaints, tmp_path, tiny_bundle):
     path = tmp_path / "peers.yaml"
     path.write_text(

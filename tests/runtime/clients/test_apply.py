@@ -26,7 +26,7 @@ from tests.runtime.clients.load import Load
 
 pytestmark = [
     pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE"),
-    pytest.mark.slow,
+    pytest.mark.release,
 ]
 
 

@@ -18,7 +18,7 @@ def bundle(wide_bundle):
     return Bundle.open(wide_bundle)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_pair_is_measured_in_every_codec(bundle, serve_peers):
     """``b`` and ``c`` hold the same block, and hand it over nevertheless."""
     file = serve_peers({"a": [0], "b": [1], "c": [1]}, bundle.folder, sources=["laptop"])

@@ -52,7 +52,7 @@ def test_status_and_doctor_name_a_board_to_or_from_which_large_packets_do_not_pa
         assert "MTU" not in str(found)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("there", "back"), [(1280, 1280), *ONE_WAY])
 def test_a_source_names_the_board_and_does_not_offer_it_tokens_again_and_again(
     there, back, tmp_path, tiny_bundle, serve, images
@@ -74,7 +74,7 @@ def test_a_source_names_the_board_and_does_not_offer_it_tokens_again_and_again(
     assert sum(event.state == PeerState.LOST for event in events) <= CUTS + 2
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("there", "back"), ONE_WAY)
 def test_another_board_answers_and_both_ends_name_the_link(there, back, tmp_path, tiny_bundle, serve, images, caplog):
     """A request waits for one deadline of a hop, and not until the link ends."""

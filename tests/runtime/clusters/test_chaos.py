@@ -50,7 +50,7 @@ def test_a_plan_without_a_kind_has_all_others():
     assert plan(0, 0, 10.0, PEERS) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tmp_path):
     seen, answers = [], []
     settings = ChaosSettings(
@@ -67,7 +67,7 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
     assert len(answers) == 150
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     """The first and the last block have a fixed place, and peers of ``tiny_bundle`` serve other bands."""
     kinds = ("kill", "stop", "hang", "all_gone", "other_bundle", "liar")
@@ -82,7 +82,7 @@ def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     assert set(result.liar_was_given) == {"bands"}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_lie_about_bands_needs_several_bands(tiny_bundle, tmp_path):
     with pytest.raises(UsageError, match="has one band, so nothing is out of bands"):
         run_chaos(
@@ -90,7 +90,7 @@ def test_a_lie_about_bands_needs_several_bands(tiny_bundle, tmp_path):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_wrong_tokens_are_counted_separately_and_their_sender_is_named(tiny_bundle, tmp_path):
     images = open_data("digits", "eval")
     settings = ChaosSettings(seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",), lies=("wrong",))

@@ -154,7 +154,7 @@ def test_without_the_only_holder_of_a_block_it_is_skipped_or_missed(start_peers,
             strict.submit(image.read()).result(5)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_command_writes_a_trace_and_exits_with_3_if_degraded(start_peers, tmp_path, tiny_bundle):
     peers = start_peers({"a": range(5), "b": [5]})
     trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"

@@ -24,7 +24,7 @@ from ls_edge.runtime.transport.problems import NOTES_A_MINUTE
 from tests.faults.cluster import FaultyCluster
 from tests.faults.lies import LIES
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")]
+pytestmark = [pytest.mark.release, pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")]
 
 LIAR, THIEF, LAPTOP = "mallory", "thief", "laptop"
 HONEST = ("anna", "ben")

@@ -14,7 +14,7 @@ import zmq
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")]
+pytestmark = [pytest.mark.release, pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")]
 
 LAPTOP, LIAR = "laptop", "mallory"
 BUDGET_MS = 10_000.0

@@ -153,7 +153,7 @@ def test_copies_that_a_liar_makes_a_peer_keep_have_a_bound(policy):
     assert most <= limits.credits + limits.custody
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("at", [("a",), ("b", "c")])
 def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
     """A peer that does not see all processes cannot know that a source does not exist; its work had 600 s."""
@@ -169,7 +169,7 @@ def test_a_line_answers_again_after_a_flood_of_work_without_a_source(at):
     assert not any(sim.processes[name].machine.held for name in "abc")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("at", "latency"), [("a", 0.005), ("bc", 0.005), ("bc", 0.05), ("ab", 0.1), ("c", 0.0005)])
 def test_a_line_answers_during_a_flood_of_work_without_a_source(at, latency):
     """Peers share credits and turns among neighbors; work that comes back counts for those that it came from first.

@@ -159,7 +159,7 @@ def test_rotation_that_was_applied_is_not_noted(tmp_path, make_bundle, ls_edge):
     assert (status, "notes" in answer) == (200, False)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_images_that_would_fill_the_memory_are_refused(swarm, bundle, ls_edge):
     server = Server(ls_edge, swarm.path, bundle, "--budget-ms", 60_000)
 
@@ -408,7 +408,7 @@ def test_waves_replace_the_order_of_parallel_answers(swarm, bundle, ls_edge, wai
             assert "waves" not in answer
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_image_gets_one_answer_while_peers_are_killed(tmp_path, bundle, ls_edge, wait_until):
     budget_s, clients = 4.0, 3
     with LocalCluster(tmp_path, bundle, PLACEMENT) as local:

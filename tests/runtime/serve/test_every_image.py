@@ -26,7 +26,7 @@ def v2(server, name, shape, datatype, data):
     return logits
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_file_gets_the_same_logits_on_every_way(tmp_path, make_bundle, ls_edge):
     spec = ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, exif_orientation=True)
     folder = make_bundle(tmp_path / "bundle", image=spec)

@@ -99,7 +99,7 @@ def opened(browser, address):
     browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(120)
 def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge, browser):
     with LocalCluster(tmp_path / "peers", bundle, PLACEMENT) as local:
@@ -449,7 +449,7 @@ def test_page_shows_that_a_rotation_was_not_applied(server, browser):
     browser.wait_for("document.getElementById('note').textContent === ''")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_answers_continue_when_the_server_has_started_again(server, browser, ls_edge, swarm, bundle):
     opened(browser, server.address)
     for count in (1, 2, 3):

@@ -14,7 +14,7 @@ import pytest
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from tests.runtime.serve.serving import PLACEMENT, Server, picture, samples
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 SECONDS = 60
 CONCURRENCY = 4
 SCRIPT = """

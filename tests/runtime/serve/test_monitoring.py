@@ -147,7 +147,7 @@ class Prometheus:
         return self.get("query", query=expression)["result"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_query_and_each_alert_in_a_real_prometheus(tmp_path, bundle, ls_edge, board, wait_until):
     tool("prometheus")
     with LocalCluster(tmp_path / "peers", bundle, PLACEMENT, arguments=METRICS) as local:

@@ -264,7 +264,7 @@ def test_a_warning_names_suspects_and_counts():
     assert "the cause is one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(start_peers, tiny_bundle):
     peers = start_peers(CHAIN)
     peers.set_faults("c", Faults(lie=1.0))

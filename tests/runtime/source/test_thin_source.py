@@ -261,7 +261,7 @@ def test_a_trusted_peer_finds_a_lying_stem_and_a_lying_head(processes, expected,
         assert found.suspects[liar].named + found.suspects[liar].one_of == len(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_image_bombs_take_no_memory_of_a_peer_and_delay_no_other_image(start_peers):
     peers = start_peers({"a": "all"})
 

@@ -110,7 +110,7 @@ def test_a_disk_that_fills_up_during_a_push_fails_only_the_push(
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(True, marks=pytest.mark.slow), False], ids=["first bundle", "second bundle"]
+    "first", [pytest.param(True, marks=pytest.mark.release), False], ids=["first bundle", "second bundle"]
 )
 def test_a_push_waits_until_the_store_records_that_the_bundle_was_warm(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, first
@@ -204,7 +204,7 @@ def status_of(peers, state="alive"):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_new_first_bundle_survives_restarts_on_a_full_disk(fleet, tiny_bundle, small_disk, wait_until):
     """The log of the peer cannot be written, either."""
     disk = small_disk(MEGABYTES)

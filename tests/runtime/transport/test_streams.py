@@ -160,7 +160,7 @@ def running(tiny_bundle, tmp_path, wait_until, request):
 CURVE = pytest.param(True, id="keys", marks=pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("running", [pytest.param(False, id="plain"), CURVE], indirect=True)
 def test_nobody_ends_and_all_is_answered_under_broken_streams(running, tiny_bundle, wait_until):
     manifest = Bundle.open(tiny_bundle).manifest

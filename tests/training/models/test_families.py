@@ -134,7 +134,7 @@ def test_other_models_are_refused_with_the_supported_ones(name):
         family_of(model)
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.release
 ONE_OF_EACH = (
     pytest.param("deit_tiny_distilled_patch16_224", marks=SLOW),
     pytest.param("cait_xxs24_224", marks=SLOW),

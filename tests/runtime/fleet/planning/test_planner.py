@@ -179,8 +179,8 @@ def test_no_placement_of_a_tiny_instance_is_better(seed):
         assert planned.best.formula.value(objective) == pytest.approx(best, rel=1e-9), objective
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kinds", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.release
+@pytest.mark.parametrize("kinds", [4, pytest.param(100, marks=pytest.mark.release)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_plans_of_a_hundred_devices_are_no_worse_than_their_baselines(make_source, objective, kinds):
     rng = random.Random(1)

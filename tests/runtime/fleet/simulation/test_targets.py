@@ -76,7 +76,7 @@ def test_boards_with_the_whole_model_are_as_many_as_the_formula_says(search):
     assert sum(one.verdict == "met" for one in found) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_boards_with_room_for_half_of_the_model_are_twice_as_many(search):
     """Four boards: two holders of each half are whole with 98.2 %; two boards with a copy of each with 83 %."""
     found, answer = search("0.93", capacity=(2,))
@@ -91,7 +91,7 @@ def test_skipped_blocks_count_as_answers_but_not_as_whole_ones(search):
     assert found[0].whole.high < 0.95 < found[0].answered.low
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_target_of_latency_needs_a_load_and_counts_the_queue(search):
     """A board of 8 ms an image answers 60 images a second, but not within 10 ms."""
     with pytest.raises(UsageError, match="depends on the load; give --rate"):
@@ -244,7 +244,7 @@ class Restarting(Simulation):
         return made
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("placement", "make"), [(WHOLE, Simulation), (WHOLE, Restarting), (HALVES, Simulation), (HALVES, Restarting)]
 )
