@@ -1,6 +1,6 @@
-"""Calibration images, with which an export measures ranges of activations, accuracy, and order costs.
+"""Calibration images, with which an export measures ranges of activations and accuracy.
 
-Half of the images are for fitting (ranges, costs); the other half is held out to evaluate the result. Both halves are
+Half of the images are for fitting ranges; the other half is held out to evaluate the result. Both halves are
 spread evenly over the classes. All images are kept in memory: 0.6 MB for each image of 224 x 224 pixels.
 """
 
@@ -25,9 +25,9 @@ from ls_edge.export.canonical import to_bytes
 from ls_edge.export.int8 import linear_layers
 
 IMAGES = 512
-"""Default number of images."""
+"""Maximum number of images; every second one is held out for verification."""
 LEAST = 16
-"""Minimum number of images for meaningful accuracies and order costs."""
+"""Minimum number of images for meaningful accuracies."""
 RANGE_IMAGES = 64
 """Number of images used to measure activation ranges."""
 RANGE_ORDERS = 2
@@ -68,16 +68,15 @@ def read_calibration(
     data: str | ImageSet,
     image: ImageSpec,
     classes: Sequence[str],
-    limit: int = IMAGES,
     on_warning: OnWarning = warn_in_python,
 ) -> Calibration:
-    """Read up to ``limit`` images of DATA; skip images that cannot be decoded, with a warning.
+    """Read up to :data:`IMAGES` images of DATA; skip images that cannot be decoded, with a warning.
 
     Raise :class:`DataError` if fewer than :data:`LEAST` remain or if the classes differ from the model's.
     """
     found = open_data(data, "eval") if isinstance(data, str) else data
     matched = match_classes(found, classes) if found.classes else found
-    taken = matched.take(min(limit, len(matched)))
+    taken = matched.take(min(IMAGES, len(matched)))
     images, labels, unreadable = [], [], list[str]()
 
     def leave_out(image: ImageRef, error: DataError) -> None:

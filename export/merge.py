@@ -66,7 +66,7 @@ def write_pairs(bundle: Bundle, folder: Path) -> None:
     blocks = [onnx.load_model_from_string(bundle.read(part_name(index))) for index in range(bundle.num_blocks)]
     pairs = (group(blocks[first : first + 2]) for first in range(0, bundle.num_blocks - 1, 2))
     files = tuple(write(f"pair-{place}.onnx", to_bytes(pair, "a pair")) for place, pair in enumerate(pairs))
-    changes = {"parts": PartFiles(stem, head, files), "bands": msgspec.UNSET, "verified": {}, "order_costs": {}}
+    changes = {"parts": PartFiles(stem, head, files), "bands": msgspec.UNSET, "verified": {}}
     made = msgspec.structs.replace(bundle.manifest, **changes)
     bundle_id = bundle_id_of(Bundle(folder, made).interface, made.precision, made.parts)
     write_manifest(folder, msgspec.structs.replace(made, bundle_id=bundle_id))

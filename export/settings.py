@@ -25,10 +25,6 @@ class ExportSettings(Settings, frozen=True, kw_only=True):
     ] = "fp32"
     engine: Annotated[Literal["onnx", "tensorrt"], flag("Target engine; determines how int8 is written.")] = "onnx"
     max_batch: Annotated[Annotated[int, Meta(ge=1, le=65_536)], flag("Largest batch to verify.")] = MAX_BATCH
-    cost_orders: Annotated[
-        Annotated[int, Meta(ge=0, le=100_000)],
-        flag("Orders to measure on --calibrate, for the policies 'quality' and 'parallel'; 0 for none."),
-    ] = 256
     bands: Annotated[
         str | None,
         flag("Groups in which blocks may be reordered, such as 0/1-6/7.  [default: those of the run]", "BANDS"),

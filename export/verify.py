@@ -214,8 +214,7 @@ def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: 
     if top1["bundle"] < top1["pytorch"] - TOP1_DROP - _NOISE:
         raise VerificationError(
             f"the chain in {result.precision} answers {top1['bundle']:.4f} of {len(samples)} held-out images "
-            f"correctly, PyTorch {top1['pytorch']:.4f}; the loss is more than {TOP1_DROP}; export in fp16 or fp32, "
-            "or measure it on more images (--calibrate-images)"
+            f"correctly, PyTorch {top1['pytorch']:.4f}; the loss is more than {TOP1_DROP}; export in fp16 or fp32"
         )
 
 

@@ -47,12 +47,11 @@ from ls_edge.engines.engine import signature_of
 from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export.calibration import IMAGES, RANGE_IMAGES, Calibration, activation_ranges, read_calibration
+from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges, read_calibration
 from ls_edge.export.canonical import OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import group, merge
-from ls_edge.export.order_costs import measure_order_costs, ranking_warnings
 from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView, ends_of, head_target, prepare_for_export, stem_target
 from ls_edge.export.trace_onnx import trace, trace_blocks
@@ -110,7 +109,6 @@ class ExportResult(Shown):
     def document(self) -> dict[str, Any]:
         """Return the document of ``export --json``."""
         bundle, manifest = self.bundle, self.bundle.manifest
-        costs = manifest.order_costs
         return {
             "bundle": printable(bundle.folder),
             "bundle_id": manifest.bundle_id,
@@ -127,9 +125,6 @@ class ExportResult(Shown):
             "bytes": {name: part.bytes for name, part in manifest.part_names()},
             "account": self.account,
             "verified": manifest.verified,
-            "order_costs": {name: costs[name] for name in ("orders", "images", "trained", "random", "fit")}
-            if costs
-            else None,
             "seconds": self.seconds,
             "engines_built": self.engines_built,
             "warnings": self.warnings,
@@ -138,7 +133,7 @@ class ExportResult(Shown):
 
 def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
     """Return the number of times that :func:`export_run` calls ``on_step``."""
-    return num_parts + 3 + (3 if calibrated else 0)
+    return num_parts + 3 + (2 if calibrated else 0)
 
 
 def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
@@ -157,7 +152,6 @@ def export(
     out: str | Path,
     *,
     calibrate: str | ImageSet | None = None,
-    calibrate_images: int = IMAGES,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
     **settings: Any,
@@ -176,7 +170,7 @@ def export(
     parts = parts_of(loaded, asked).num_blocks  # raises for bad settings before images are read
     images = None
     if calibrate is not None:
-        images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images, on_warning)
+        images = read_calibration(calibrate, loaded.record.image, loaded.record.classes, on_warning)
     steps, total = itertools.count(), steps_of(parts, calibrated=images is not None)
     exported = export_run(
         loaded, out, asked, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
@@ -227,12 +221,6 @@ def export_run(
             verified = _verify(Bundle(folder, manifest), parts, settings, calibration, on_step)
             verified.notes.update({"float32": in_float} if in_float else {})
             manifest = msgspec.structs.replace(manifest, verified=verified.to_json())
-            if calibration is not None:
-                on_step("order costs")
-                if settings.cost_orders:
-                    found = measure_order_costs(parts, calibration.fit, calibration.source, orders=settings.cost_orders)
-                    manifest = msgspec.structs.replace(manifest, order_costs=msgspec.to_builtins(found))
-                    warnings += ranking_warnings(found)
             write_manifest(folder, manifest)
             _replace(folder, out)
     except OSError as error:

@@ -72,7 +72,7 @@ class World:
         self.prompt = prompt
         self.held, self.blocks = held, len({block for blocks in held.values() for block in blocks})
         self.skips = max_skips
-        model = Model(Bands(self.blocks), None)
+        model = Model(Bands(self.blocks))
         limits = Limits(credits=2, custody=4)
         self.machines: dict[str, Any] = {
             SOURCE: source_machine(SOURCE, limits=limits, rng=random.Random(0), model=model)

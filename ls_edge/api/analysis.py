@@ -10,7 +10,6 @@ from rich.console import Console
 
 from ls_edge.analysis import KINDS, Analysis, check_kinds
 from ls_edge.analysis import analyze as measure
-from ls_edge.analysis.blocks.pairs import Pairs
 from ls_edge.analysis.overview import print_analysis
 from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
 from ls_edge.analysis.trace import TraceAnalysis, TraceCounts, read_lines
@@ -18,9 +17,7 @@ from ls_edge.api.models import OpenedModel, is_bundle, open_model
 from ls_edge.core.errors import printable
 from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
-from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, open_data
-from ls_edge.engines.pipeline import Pipeline
 from ls_edge.report.shown import Shown
 
 if TYPE_CHECKING:
@@ -71,7 +68,6 @@ def analyze(
             on_kind=on_progress,
         )
         more = {
-            "pairs": _with_order_costs(found, opened),
             "skipped": len(opened.skipped),
             "settings": opened.settings(some, plan.bands),
         }
@@ -92,16 +88,6 @@ def analyze_trace(
             classes[line.label] = images.classes[own]
         on_progress(at, size, "bytes")
     return counts.result({"of": printable(path), "data": printable(images.source)}), classes
-
-
-def _with_order_costs(found: Analysis, opened: OpenedModel) -> Pairs | None:
-    """Return the pairs, with the order costs if a bundle has them."""
-    if found.pairs is None or not isinstance(opened.blocks, Pipeline):
-        return found.pairs
-    costs = read_order_costs(opened.blocks.bundle.manifest.order_costs, opened.blocks.num_blocks)
-    if costs is None:
-        return found.pairs
-    return msgspec.structs.replace(found.pairs, inverted=[list(row) for row in costs.inverted])
 
 
 def _inspected(opened: OpenedModel, plan: AnalysisPlan, on_progress: OnProgress) -> Inspected | None:

@@ -19,7 +19,6 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import OnProgress, ignore_progress, warn_in_python
-from ls_edge.core.order_costs import OrderCosts, read_order_costs
 from ls_edge.core.validation import Settings, flag
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
@@ -166,7 +165,6 @@ class Fleet:
     bundle: Bundle | None
     """None for a model with known sizes only."""
     problem: PlanningProblem
-    costs: OrderCosts | None
     assumptions: Sequence[str]
 
     @classmethod
@@ -181,17 +179,14 @@ class Fleet:
                 "every block takes the time and memory of a block of the profiles, whatever model they are of",
                 "images have 224 pixels, and answers 1,000 classes",
             ]
-            return cls(asked, None, problem, None, assumptions)
-        costs = read_order_costs(model.manifest.order_costs, model.num_blocks)
-        return cls(asked, model, problem, costs, assumptions)
+            return cls(asked, None, problem, assumptions)
+        return cls(asked, model, problem, assumptions)
 
     def prepare(self, asked: SimulationSettings) -> tuple[list[Site], SimulationContext]:
         """Plan the sites."""
         policy = find_policy(asked.policy)
         if self.bundle is not None:
-            check_policy(self.bundle, policy, self.costs)
-        elif policy.needs_order_costs:
-            raise UsageError(f"policy {policy.name} needs the order costs of a --bundle; use nearest or fastest")
+            check_policy(self.bundle, policy)
         skips = SourceSettings.of({"policy": asked.policy, "max_skips": asked.max_skips}).skips_of(
             self.problem.num_blocks
         )
@@ -200,7 +195,7 @@ class Fleet:
         shared |= {"execute": asked.execute or 0, "max_skips": skips}
         settings = FleetSettings(**shared, outage_s=max((loss.down for loss in churn), default=0.0))
         problem = replace(self.problem, max_replicas=asked.max_replicas)
-        sites, assumed = sites_of(problem, settings, site_size=asked.site_size, churn=churn, costs=self.costs)
+        sites, assumed = sites_of(problem, settings, site_size=asked.site_size, churn=churn)
         context = simulation_context(
             sites,
             bundle_id="" if self.bundle is None else self.bundle.manifest.bundle_id,
@@ -266,7 +261,7 @@ class Fleet:
         if self.asked.until is not None or self.asked.execute is not None:
             raise UsageError("--sweep has --seeds instead of --until, and no --execute; leave them out")
         prepared = [self.prepare(self.asked.with_values(values)) for values in combinations(sweep)]
-        read = f"{self.problem} {self.costs} {read_losses(self.asked.churn)}"
+        read = f"{self.problem} {read_losses(self.asked.churn)}"
         digest = hashlib.sha256(read.encode()).hexdigest()[:16]
         document = SweepDocument(sweep, self.asked.seeds, f"{msgspec.structs.asdict(self.asked)} {digest}", [])
         if out is not None:

@@ -212,31 +212,15 @@ class Bands:
             waves += (tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks))
         return Arrangement(tuple(waves))
 
-    def random_waves(
-        self,
-        order: Sequence[int],
-        rng: random.Random,
-        tracks: Sequence[int] = (1, 2, 2, 2, 3, 4),
-        *,
-        interleaved: bool = False,
-    ) -> Arrangement:
-        """Cut each band into waves of tracks; draw the number of tracks from ``tracks``, and their length per wave.
-
-        A track has consecutive blocks of ``order`` or, if ``interleaved``, random blocks of the wave.
-        """
+    def random_waves(self, order: Sequence[int], rng: random.Random) -> Arrangement:
+        """Cut each band into waves of one to four tracks of the same random length, in the sequence of ``order``."""
         waves: list[Wave] = []
         for rest in self._parts(order):
             while rest:
-                count = min(rng.choice(tracks), len(rest))
+                count = min(rng.choice((1, 2, 2, 2, 3, 4)), len(rest))
                 length = rng.randint(1, len(rest) // count)
-                taken = rest[: count * length]
+                waves.append(tuple(tuple(rest[track * length :][:length]) for track in range(count)))
                 del rest[: count * length]
-                owners = [track for track in range(count) for _ in range(length)]
-                if interleaved:
-                    rng.shuffle(owners)
-                waves.append(
-                    tuple(tuple(taken[at] for at in range(len(taken)) if owners[at] == track) for track in range(count))
-                )
         return Arrangement(tuple(waves))
 
     def _parts(self, order: Sequence[int]) -> list[list[int]]:

@@ -146,7 +146,6 @@ class Manifest(msgspec.Struct, frozen=True):
     opset: int
     parts: PartFiles
     verified: dict[str, Any] = {}
-    order_costs: dict[str, Any] = {}
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET

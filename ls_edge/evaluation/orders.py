@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError
@@ -114,15 +112,6 @@ def kendall_tau(order: Sequence[int]) -> float:
     """Return the rank correlation with the trained order: (pairs in order - inverted pairs) / all pairs."""
     pairs = list(itertools.combinations(order, 2))
     return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
-
-
-def spearman(one: np.ndarray, two: np.ndarray) -> float | None:
-    """Return the rank correlation, in which equal values have their mean rank; None if one series is constant."""
-    ranks = []
-    for values in (one, two):
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if np.std(ranks, axis=1).min() > 0 else None
 
 
 def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:

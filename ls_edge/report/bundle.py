@@ -28,7 +28,6 @@ def print_export(summary: dict[str, Any], console: Console) -> None:
         "bands": _bands(summary),
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
-        "orders": _costs(summary["order_costs"]),
         "this machine": speed_here(summary["precision"], has_gpu=has_nvidia(), features=cpu_features()),
         "time": f"{summary['seconds']:.1f} s",
     }
@@ -57,16 +56,6 @@ def _bands(summary: dict[str, Any]) -> str:
     found = [f"{format_bands(bands)} (blocks may be reordered within each)"] if len(bands) > 1 else []
     found += [f"{counted(folded[part], 'block')} folded into the {part}" for part in ("stem", "head") if folded[part]]
     return ", ".join(found)
-
-
-def _costs(costs: dict[str, Any] | None) -> str:
-    if costs is None:
-        return ""
-    return (
-        f"{costs['orders']} on {counted(costs['images'], 'image')}: loss {costs['trained']['loss']:.3f} as trained, "
-        f"{costs['random']['loss']:.3f} in random order; the rank correlation of the estimates is "
-        f"{costs['fit']['spearman']:.2f}"
-    )
 
 
 def shown(verified: dict[str, Any]) -> str:

@@ -17,7 +17,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.errors import EngineError, LsEdgeError
-from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.parts import STEM, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.peer.counts import PeerSnapshot
@@ -317,9 +316,5 @@ def _new_machine(setup: PeerSetup, blocks: tuple[int, ...]) -> PeerMachine:
         rng=random.SystemRandom(),
         max_batch=entry.max_batch,
         batch_wait=entry.batch_wait_ms / 1e3,
-        model=Model(
-            ONE_BAND if bundle is None else bundle.bands,
-            None if bundle is None else read_order_costs(manifest.order_costs, bundle.num_blocks),
-            manifest.bundle_id,
-        ),
+        model=Model(ONE_BAND if bundle is None else bundle.bands, manifest.bundle_id),
     )

@@ -18,7 +18,6 @@ from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
 MAJOR, MINOR = 1, 0
-MAX_LATENCY_WEIGHT = 1e6
 MAX_FAR = 6
 """Limit on the distances in :attr:`State.far_blocks`, so a STATE lists blocks up to 7 links away. In a ring of links, a
 lost holder is announced for as many STATE messages."""
@@ -136,8 +135,6 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     visits: tuple[Visit, ...] = ()
     relays: tuple[Name, ...] = ()
     """Holders that have passed the tokens on since the last block ran."""
-    latency_weight: Annotated[float, Meta(ge=0, le=MAX_LATENCY_WEIGHT)] = 1.0
-    """Cost of a second for the policy ``quality``, in nats of log-likelihood."""
     waves_wanted: Count = 0
     """Number of waves in which the policy ``parallel`` runs a band; 0 for other policies."""
     on_straggler: ShortText = "later"

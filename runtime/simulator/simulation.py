@@ -23,7 +23,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import usual_credits
 from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
@@ -95,7 +94,6 @@ class SimulationSettings:
     blocks: int
     seed: int = 0
     bands: Bands | None = None
-    costs: OrderCosts | None = None
     limits: Limits = field(default_factory=Limits)
     """Limits of every process. With the defaults, the credits of a peer depend on its ``max_batch``."""
     max_batch: int | Mapping[str, int] = 1
@@ -116,8 +114,8 @@ class SimulationSettings:
 
     @cached_property
     def model(self) -> Model:
-        """Bands and order costs of the model."""
-        return Model(self.bands or Bands(self.blocks), self.costs)
+        """Properties of the model."""
+        return Model(self.bands or Bands(self.blocks))
 
 
 class Simulation(Clock):

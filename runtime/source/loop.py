@@ -20,7 +20,6 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import SourceClosed
-from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
@@ -78,14 +77,13 @@ class SourceLoop:
         self._is_current = before is None
         manifest, alias = bundle.manifest, new_alias(name)
         strict_id = manifest.bundle_id if settings.strict_bundle else ""
-        costs = read_order_costs(manifest.order_costs, bundle.num_blocks)
         machine = source_machine(
             alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
-            model=Model(bundle.bands, costs, strict_id, settings.via_source),
+            model=Model(bundle.bands, strict_id, settings.via_source),
         )
-        check_policy(bundle, find_policy(settings.policy), costs)
+        check_policy(bundle, find_policy(settings.policy))
         self._machine, self._seen_events, self._look_again = machine, 0, False
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None

@@ -12,11 +12,10 @@ from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind, Threads
 from ls_edge.core.validation import describe_type
-from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT, Itinerary
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policies import find_policy, policy_of
 from ls_edge.runtime.routing.policies.policy import Policy
 
@@ -47,8 +46,6 @@ class Settings(validation.Settings, frozen=True):
     """Engine of stem and head; by default as in ``peers.yaml``, else ``auto``."""
     provider: str | None = None
     """Execution provider of ONNX Runtime for stem and head; by default as in ``peers.yaml``."""
-    latency_weight: Annotated[float, Meta(ge=0, le=MAX_LATENCY_WEIGHT)] = 1.0
-    """Value of a second for policy ``quality``, in nats of log-likelihood."""
     waves: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Maximum number of waves of policy ``parallel``: fewer are faster, more are closer to a plain order."""
     on_straggler: Literal["later", "skip"] = "later"
@@ -94,13 +91,8 @@ class Settings(validation.Settings, frozen=True):
         return blocks // 4 if self.max_skips is None else self.max_skips
 
 
-def check_policy(bundle: Bundle, policy: Policy, costs: OrderCosts | None) -> None:
-    """Raise :class:`UsageError` if a policy cannot run the model of a bundle; ``costs`` are its order costs."""
-    if policy.needs_order_costs and costs is None:
-        raise UsageError(
-            f"{bundle.folder} has no order_costs, which policy {policy.name} needs; export it again with "
-            "--calibrate DATA, or use nearest"
-        )
+def check_policy(bundle: Bundle, policy: Policy) -> None:
+    """Raise :class:`UsageError` if a policy cannot run the model of a bundle."""
     if policy.runs_in_waves and bundle.shares_weights:
         raise UsageError(
             f"the blocks of {bundle.folder} are steps of one shared block and run one after the other, so policy "
@@ -130,7 +122,6 @@ class Itineraries:
             (),
             settings.skips_of(bundle.num_blocks),
             settings.via_source,
-            latency_weight=settings.latency_weight,
             waves_wanted=settings.waves if self._policy.runs_in_waves else 0,
             on_straggler=settings.on_straggler,
         )

@@ -344,10 +344,7 @@ CASES = r"""
 2 | RUN --budget-ms 1e999 | '--budget-ms': inf is not in the range 1<=x<=600000
 2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range 0<=x<=65536
 2 | RUN --max-skips 99 | max_skips 99 is larger than the number of blocks; use 0 to 4
-2 | RUN --latency-weight nan | '--latency-weight': nan is not a finite number
-2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000
 2 | RUN --waves 0 | '--waves': 0 is not in the range 1<=x<=10000
-2 | RUN --policy quality | bundle has no order_costs, which policy quality needs; export it again
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
 2 | RUN --audit nan | '--audit': nan is not a finite number
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400

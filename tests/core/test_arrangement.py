@@ -169,10 +169,8 @@ def test_orders_are_cut_into_waves():
     rng = random.Random(0)
     for _ in range(200):
         order = rng.sample(range(9), 9)
-        assert Bands(12).random_waves(order, rng).order == tuple(order)
-        found = Bands(12).random_waves(order, rng, (2, 3), interleaved=True)
-        assert sorted(found.order) == sorted(order)
-        assert {len(found.waves[0])} <= {2, 3}
-        assert all(list(track) == sorted(track, key=order.index) for wave in found.waves for track in wave)
+        found = Bands(12).random_waves(order, rng)
+        assert found.order == tuple(order)
+        assert {len(wave) for wave in found.waves} <= {1, 2, 3, 4}
         assert all(len({len(track) for track in wave}) == 1 for wave in found.waves)
     assert Bands(12).random_waves([], rng).to_json() == []

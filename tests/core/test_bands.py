@@ -158,7 +158,6 @@ def test_everything_drawn_stays_within_the_bands(bands, seed, index):
     assert sorted(order) == list(range(n))
     rng = random.Random(seed)
     drawn = [Arrangement.plain(order), bands.random_waves(order, rng), bands.equal_waves(order, 2, 2)]
-    drawn.append(bands.random_waves(order, rng, (2, 3), interleaved=True))
     for item in drawn:
         assert sorted(item.order) == list(range(n))
         assert holds(bands, item)

@@ -91,7 +91,7 @@ def test_the_manifest_is_written_as_the_contract_has_it(folder):
     assert document["schema"] == 1
     assert set(document) >= {
         "schema", "bundle_id", "model_id", "model", "method", "classes", "image", "tokens", "needs_slot", "precision",
-        "opset", "parts", "verified", "order_costs",
+        "opset", "parts", "verified",
     }  # fmt: skip
     assert document["image"] == {
         "size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9,

@@ -148,9 +148,8 @@ def test_a_folded_bundle_has_ranges_and_costs_of_its_parts(make_run, tmp_path):
     run = with_bands(load_run(make_run(tmp_path / "run", depth=DEPTH, change=calm)), "0/1-3/4")
     images = generated_images(run.record.image, 24)
     samples = Samples(images[::2], None), Samples(images[1::2], None)
-    settings = ExportSettings(precision="int8", engine="tensorrt", fold_ends=True, cost_orders=6)
+    settings = ExportSettings(precision="int8", engine="tensorrt", fold_ends=True)
     found = export_run(run, tmp_path / "bundle", settings, calibration=Calibration("waves", *samples)).bundle
-    assert len(found.manifest.order_costs["slot"]) == 3
     assert found.manifest.verified["min_cosine"] >= 0.999
 
 

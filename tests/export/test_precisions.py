@@ -147,6 +147,6 @@ def test_nodes_whose_values_float16_cannot_hold_stay_in_float32(make_run, tmp_pa
 
 def test_scales_of_int8_that_float16_cannot_hold_stay_in_float32(make_run, few_images, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
-    settings = ExportSettings(precision="int8", engine="tensorrt", cost_orders=0)
+    settings = ExportSettings(precision="int8", engine="tensorrt")
     with contextlib.suppress(VerificationError):  # of the accuracy, which random weights lose
         export_run(run, tmp_path / "bundle", settings, calibration=few_images)

@@ -16,7 +16,6 @@ from ls_edge.export.settings import ExportSettings
         ({"precision": "fp8"}, "precision is 'fp8'; it has to be one of fp16, fp32, int8"),
         ({"max_batch": 0}, "max_batch is 0; it has to be a whole number from 1 to 65536"),
         ({"max_batch": "8"}, "max_batch is '8'; it has to be a whole number"),
-        ({"cost_orders": -1}, "cost_orders is -1; it has to be a whole number from 0"),
         ({"whole": "no"}, "whole is 'no'; it has to be true or false"),
         ({"maxbatch": 4}, "unknown key 'maxbatch'; did you mean 'max_batch'?"),
         ({"precision": "int8", "engine": "tensorrt"}, "give images with --calibrate DATA"),
@@ -30,7 +29,7 @@ def test_the_function_refuses_a_setting_before_it_reads_the_run(settings, said, 
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert ExportSettings.of({"max_batch": np.int64(4), "cost_orders": np.int32(0)}).max_batch == 4
+    assert ExportSettings.of({"max_batch": np.int64(4)}).max_batch == 4
 
 
 def test_the_command_without_options_and_the_function_without_arguments_have_the_same_settings():

@@ -37,7 +37,6 @@ def test_a_manifest_describes_the_model(exported, loaded):
     assert manifest.verified["parts"].keys() == {"stem", "block 0", "block 1", "block 2", "head", "whole"}
     assert manifest.verified["chain"].keys() == {"trained", "shuffled"}
     assert manifest.verified["reference"].startswith("pytorch ")
-    assert manifest.order_costs == {}
 
 
 def test_files_have_metadata_that_identify_them(exported):

@@ -291,7 +291,6 @@ def _malformed(liar: Liar) -> Sends:
         for it in (
             Itinerary(name, "nearest", (), 0, waves=waves),
             Itinerary(name, "nearest", liar.all_blocks[1:], 2**20),
-            Itinerary(name, "nearest", liar.all_blocks, 0, latency_weight=float("nan")),
             Itinerary(name, "nearest", liar.all_blocks, 0, track=TrackRef(2**63, 2**40, 0, name)),
         ):
             yield Forward(name, good, 2**50, it, liar.tokens, "done")

@@ -1,4 +1,4 @@
-"""Pairs of blocks that commute, compared with the order costs of a bundle."""
+"""Pairs of blocks that commute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from ls_edge.analysis.kind import MeasuredKind, block_names
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.evaluation.measure import Mean, Measure, TokenModel
-from ls_edge.evaluation.orders import spearman
 from ls_edge.report.theme import Chart
 
 MOST_IMAGES = 256
@@ -24,21 +23,6 @@ class Pairs(msgspec.Struct, frozen=True):
     difference: list[list[float | None]]
     """``[earlier][later]``: 0 for a pair that commutes; None across bands and outside the upper triangle."""
     images: int
-    inverted: list[list[float]] | None = None
-    """``order_costs.inverted`` of a bundle, in nats; None if it was not measured."""
-
-    @property
-    def rank_correlation(self) -> float | None:
-        """Spearman's rank correlation of differences and costs over all pairs; None without costs or variation."""
-        if self.inverted is None:
-            return None
-        found = [
-            (value, cost)
-            for values, costs in zip(self.difference, self.inverted, strict=True)
-            for value, cost in zip(values, costs, strict=True)
-            if value is not None
-        ]
-        return spearman(*np.array(found).T) if len(found) > 2 else None
 
 
 class PairsMeasure(Measure):
@@ -89,30 +73,21 @@ def _finding(found: Pairs) -> str:
     if not pairs:
         return "The bands have no pair of blocks that may change places."
     low, high = min(pairs), max(pairs)
-    text = (
+    return (
         f"Blocks {low[1]} and {low[2]} commute best: exchanging them changes {low[0]:.2f} of what both add; "
         f"{high[1]} and {high[2]} commute worst, with {high[0]:.2f}."
     )
-    rank = found.rank_correlation
-    return text if rank is None else f"{text} The rank correlation with the order costs is {rank:+.2f}."
 
 
 def _charts(found: Pairs) -> list[Chart]:
     from ls_edge.report.charts.specification import square_of
 
     blocks, titles = block_names(found.difference), ("earlier block", "later block")
-    drawn = [square_of(found.difference, blocks, titles, "difference over what both add")]
-    if found.inverted is not None:
-        known = [
-            [None if value is None else cost for value, cost in zip(values, costs, strict=True)]
-            for values, costs in zip(found.difference, found.inverted, strict=True)
-        ]
-        drawn.append(square_of(known, blocks, titles, "order cost, nats"))
-    return drawn
+    return [square_of(found.difference, blocks, titles, "difference over what both add")]
 
 
 PAIRS = MeasuredKind(
-    summary="blocks that commute, next to order costs",
+    summary="blocks that commute",
     text="Difference between both orders of two blocks, from the tokens before the earlier one, over what both add: 0 "
     "for a pair that commutes.",
     measure=PairsMeasure,

@@ -29,14 +29,7 @@ from ls_edge.report.terminal import open_console
 @click.argument("run", type=options.FILE)
 @options.output_folder("Folder to write.", required=True, type=options.FILE, metavar="BUNDLE")
 @options.flag("--per-block", "One engine per block (the default).")
-@options.text("--calibrate", "Images to calibrate int8, measure order costs, and verify.", "DATA")
-@options.count(
-    "--calibrate-images",
-    "Number of images from --calibrate; every second one is held out for verification.",
-    least=16,
-    most=1_000_000,
-    default=512,
-)
+@options.text("--calibrate", "Images to calibrate int8 and to verify the parts.", "DATA")
 @options.settings(ExportSettings)
 @options.JSON
 def command(
@@ -44,7 +37,6 @@ def command(
     out: Path,
     per_block: bool,
     calibrate: str | None,
-    calibrate_images: int,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -64,7 +56,6 @@ def command(
             run,
             out,
             calibrate=images,
-            calibrate_images=calibrate_images,
             **settings,
             on_progress=progress,
             on_warning=warn,

@@ -67,9 +67,6 @@ MAX_REMARKS = 10
 @options.concurrency(1_000_000)
 @options.RATE
 @options.SOURCE
-@options.number(
-    "--latency-weight", "Value of a second to the policy 'quality', in nats.", "NATS", most=10**6, default=1.0
-)
 @options.count("--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2)
 @options.choice(
     "--via", ["peers", "source"], "Route of a hop: directly from peer to peer, or through the source.", default="peers"

@@ -13,7 +13,6 @@ from ls_edge.cli.command import Command
 from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.text import short_id
 from ls_edge.device.requirements import require_import
 from ls_edge.report.bundle import shown
@@ -36,7 +35,6 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     if data is not None and run is None:
         raise UsageError("--data compares with PyTorch and needs --run RUN as well")
     opened = Bundle.open(bundle)
-    read_order_costs(opened.manifest.order_costs, opened.num_blocks)  # raises for tables that do not fit
     reports = check_files(opened)
     broken = any(report.problem for report in reports)
     numbers, account = (None, None) if run is None or broken else _numbers(opened, run, data)

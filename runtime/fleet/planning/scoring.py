@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Sequence
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.estimates import Estimates, battery_h, throughput_of
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
 from ls_edge.runtime.simulator.simulation import SOURCE, Simulation
@@ -65,7 +64,6 @@ def simulation_of(
     seed: int,
     *,
     on_average: bool = False,
-    costs: OrderCosts | None = None,
 ) -> Simulation:
     """Return the simulation of a placement after all processes have exchanged their states.
 
@@ -99,7 +97,6 @@ def simulation_of(
             for name, device in devices.items()
         },
         bands=Bands(problem.num_blocks, tuple(band[0] for band in problem.bands[1:])),
-        costs=costs,
     )
     sim.run(0.4)
     return sim

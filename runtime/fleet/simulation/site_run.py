@@ -46,7 +46,7 @@ class _SiteRun:
         self._site = site
         self._rng = random.Random(f"{site.settings.seed} {site.number}")
         seed = self._rng.getrandbits(32)
-        self._sim = simulation_of(site.problem, site.placement, seed, on_average=True, costs=site.costs)
+        self._sim = simulation_of(site.problem, site.placement, seed, on_average=True)
         self._sim.on_end = self._end
         self._source_s, self._source_free = site.problem.source_ms(site.placement) / 1e3, 0.0
         self._budget_s = site.settings.budget_ms / 1e3

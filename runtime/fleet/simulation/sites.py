@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import msgspec
 
 from ls_edge.core.errors import UsageError
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.parts import shown_parts
 from ls_edge.evaluation.simulation_summary import FleetSettings, SimulationContext
 from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -48,7 +47,6 @@ class Site:
     """Images per second."""
     settings: FleetSettings
     churn: Losses = ()
-    costs: OrderCosts | None = None
 
     def check(self) -> None:
         """Raise :class:`UsageError` if requests at this rate take too long to simulate."""
@@ -69,7 +67,6 @@ def sites_of(
     *,
     site_size: int = SITE_SIZE,
     churn: Losses = (),
-    costs: OrderCosts | None = None,
 ) -> tuple[list[Site], list[str]]:
     """Divide a fleet into sites of about equal size, plan each for throughput, and list the assumptions.
 
@@ -101,7 +98,7 @@ def sites_of(
             own, placement, named = plan(chosen)
             at_once = settings.concurrency or requests_at_once(own, placement)
             rate = None if settings.rate is None else settings.rate * requests / settings.requests
-            sites.append(Site(site, own, placement, named, requests, at_once, rate, settings, churn, costs))
+            sites.append(Site(site, own, placement, named, requests, at_once, rate, settings, churn))
     assumed: list[str] = []
     if number > 1:
         assumed.append(f"{number:,} sites of up to {site_size} devices, each with its own source (--site-size)")

@@ -197,8 +197,6 @@ class EngineQueue:
         A chain has only blocks that the policies choose regardless of other processes: the next preferred block,
         if it is here. The preferred order keeps the bands, and so does a chain.
         """
-        if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
-            return (first,)
         most = max(1, int(self.times.limits.chain * 1e6 / max(1, self.times.block_us)))
         chain, following = [first], []
         for request in batch:

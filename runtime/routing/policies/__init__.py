@@ -10,14 +10,13 @@ from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.nearest import Nearest
 from ls_edge.runtime.routing.policies.parallel import Parallel
 from ls_edge.runtime.routing.policies.policy import Policy
-from ls_edge.runtime.routing.policies.quality import Quality
 from ls_edge.runtime.routing.policies.random import Random
 from ls_edge.runtime.routing.policies.sequential import Sequential
 
 logger = logging.getLogger(__name__)
 
 POLICIES: dict[str, Policy] = {
-    policy.name: policy for policy in (Nearest(), Sequential(), Fastest(), Random(), Quality(), Parallel())
+    policy.name: policy for policy in (Nearest(), Sequential(), Fastest(), Random(), Parallel())
 }
 
 

@@ -49,8 +49,6 @@ class Policy:
     """
 
     name: ClassVar[str]
-    needs_order_costs: ClassVar[bool] = False
-    """Whether a source needs a bundle with measured order costs."""
     may_skip: ClassVar[bool] = True
     """Whether an answer may skip blocks."""
     may_reorder: ClassVar[bool] = True
@@ -63,8 +61,6 @@ class Policy:
     """Whether the next block runs here if possible, and otherwise waits only for a credit of its holders.
 
     A step here then depends on no other process, and only a credit ends a wait."""
-    chains_blocks: ClassVar[bool] = True
-    """Whether an engine call may run consecutive blocks without a decision between them."""
 
     def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return the preferred order of a request, by default the trained order; bands keep their sequence."""

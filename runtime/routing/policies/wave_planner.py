@@ -6,29 +6,20 @@ device therefore gets a shorter track, and a device that is not worth the transf
 band, and each band is divided into ``waves_wanted`` waves.
 
 The blocks of each track are chosen by loss, not by time (:func:`assign_blocks`). Assigned in turn (0, 2, 4 and 1, 3,
-5), blocks stay as close to their preferred slots as the lengths allow, and consecutive blocks run in parallel. With
-measured costs (``ls_edge.core.order_costs``), blocks of different tracks are swapped while the estimate falls. Both
-steps give a holder only blocks that it has.
-
-The code runs for every decision, so the search is local, with a bounded number of steps, and may miss the optimum.
+5), blocks stay as close to their preferred slots as the lengths allow, and consecutive blocks run in parallel. A holder
+gets only blocks that it has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.held_request import PlannedTrack
-from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import Neighbor
-
-_ROUNDING = 1e-9
-"""Least saving of a swap, in nats, above rounding errors."""
 
 
 def plan_wave(
@@ -48,9 +39,6 @@ def plan_wave(
         [block for block in remaining if block in wave],
         [len(track.blocks) for track in used],
         [track.allowed for track in used],
-        before=itinerary.slot,
-        costs=local.model.costs,
-        swaps=local.limits.swaps,
     )
     for track, blocks in zip(used, assigned, strict=True):
         track.blocks = blocks
@@ -168,25 +156,14 @@ def best_joiner(
 
 
 def assign_blocks(
-    blocks: Sequence[int],
-    lengths: Sequence[int],
-    allowed: Sequence[Collection[int]],
-    *,
-    before: int,
-    costs: OrderCosts | None,
-    swaps: int = Limits.swaps,
+    blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Assign ``blocks``, given in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
-    ``allowed`` has the blocks of each track's holder, ``before`` is the number of blocks in earlier waves. ``costs``
-    without ``beside`` do not cover tracks and are not used. There has to be such an assignment.
+    ``allowed`` has the blocks of each track's holder. There has to be such an assignment.
     """
-    track_of = _assigned(blocks, lengths, allowed)
-    if costs is not None and costs.beside is not None:
-        assignment = _Assignment(track_of, blocks, len(allowed), before, costs, costs.beside)
-        _improve(assignment, blocks, allowed, swaps)
     tracks: list[list[int]] = [[] for _ in lengths]
-    for block, track in zip(blocks, track_of, strict=True):
+    for block, track in zip(blocks, _assigned(blocks, lengths, allowed), strict=True):
         tracks[track].append(block)
     return tuple(map(tuple, tracks))
 
@@ -230,91 +207,3 @@ def _make_room(
                         return last
             queue += [other for other in range(at - 1, -1, -1) if track_of[other] == track]
     raise ValueError(f"blocks {list(blocks)} have no assignment to holders of {list(map(list, allowed))}")
-
-
-class _Assignment:
-    """Assignment of blocks to tracks, and the costs of changing it.
-
-    Blocks are given by their index in the preferred order.
-    """
-
-    def __init__(
-        self,
-        track_of: list[int],
-        blocks: Sequence[int],
-        tracks: int,
-        before: int,
-        costs: OrderCosts,
-        beside: Sequence[Sequence[float]],
-    ) -> None:
-        self.track_of = track_of
-        self._costs_in_slot = [costs.slot[block] for block in blocks]
-        self._slots: list[int] = []
-        self._apart = [[0.0] * len(blocks) for _ in blocks]
-        """Extra cost of two blocks that are in different tracks."""
-        self._to_track = [[0.0] * tracks for _ in blocks]
-        """Sum of the extra costs of a block and all blocks of a track."""
-        length = [before] * tracks
-        for track in track_of:
-            self._slots.append(length[track])
-            length[track] += 1
-        for j, late in enumerate(blocks):
-            for i, early in enumerate(blocks[:j]):
-                more = beside[early][late] if early < late else beside[late][early] - costs.inverted[late][early]
-                self._apart[i][j] = self._apart[j][i] = more
-                self._to_track[i][track_of[j]] += more
-                self._to_track[j][track_of[i]] += more
-
-    def swap_if_cheaper(self, early: int, late: int) -> bool:
-        """Swap two blocks of different tracks if that lowers the estimate; return whether they were swapped."""
-        track_of, slots, in_slot = self.track_of, self._slots, self._costs_in_slot
-        track, other = track_of[early], track_of[late]
-        of_early, of_late = self._to_track[early], self._to_track[late]
-        change = of_early[track] + of_late[other] - of_early[other] - of_late[track] + 2 * self._apart[early][late]
-        late_slot, early_slot = slots[early], slots[late]  # after the swap
-        for between in range(early + 1, late):
-            if track_of[between] == track:
-                slot, row = slots[between], in_slot[between]
-                change += row[slot - 1] - row[slot]
-                late_slot += 1
-            elif track_of[between] == other:
-                slot, row = slots[between], in_slot[between]
-                change += row[slot + 1] - row[slot]
-                early_slot -= 1
-        first, second = in_slot[early], in_slot[late]
-        change += first[early_slot] - first[slots[early]] + second[late_slot] - second[slots[late]]
-        if change >= -_ROUNDING:
-            return False
-        for between in range(early + 1, late):
-            if track_of[between] == track:
-                slots[between] -= 1
-            elif track_of[between] == other:
-                slots[between] += 1
-        slots[early], slots[late] = early_slot, late_slot
-        track_of[early], track_of[late] = other, track
-        for apart, sums in zip(self._apart, self._to_track, strict=True):
-            moved = apart[late] - apart[early]
-            sums[track] += moved
-            sums[other] -= moved
-        return True
-
-
-@lru_cache(32)
-def _pairs(count: int) -> list[tuple[int, int]]:
-    """Return all pairs of indices, close pairs first."""
-    return [(early, early + distance) for distance in range(1, count) for early in range(count - distance)]
-
-
-def _improve(assignment: _Assignment, blocks: Sequence[int], allowed: Sequence[Collection[int]], swaps: int) -> None:
-    """Swap blocks of different tracks while the estimate falls, starting with blocks close in the preferred order."""
-    track_of, pairs, improves = assignment.track_of, _pairs(len(blocks)), True
-    while improves:
-        improves = False
-        for early, late in pairs:
-            track, other = track_of[early], track_of[late]
-            if track == other or blocks[early] not in allowed[other] or blocks[late] not in allowed[track]:
-                continue
-            if not swaps:
-                return
-            swaps -= 1
-            improves |= assignment.swap_if_cheaper(early, late)

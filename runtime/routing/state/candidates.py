@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.routing.state.limits import Limits
 
 ONE_BAND = Bands(0)
@@ -16,8 +15,6 @@ class Model(NamedTuple):
     """Properties of the model, from the bundle's manifest."""
 
     bands: Bands = ONE_BAND
-    costs: OrderCosts | None = None
-    """Measured order costs; None if the bundle has none."""
     bundle_id: str = ""
     """In a peer, the bundle that it serves; in a source, the only bundle whose blocks may run, empty for any."""
     only_linked: bool = False

@@ -116,9 +116,6 @@ class Limits:
     wave_gain: float = 0.95
     """Maximum expected time of a split wave, as a fraction of the time alone. The error of the expectation may exceed a
     smaller gain. With calls that vary by 20 %, 0.8 takes up to 43 % longer; 0.95 and 1 differ by less than 3 %."""
-    swaps: int = 128
-    """Swaps of blocks between tracks that a plan looks at. For 12 blocks 128 find the whole saving in 0.2 to 0.35 ms,
-    64 find 95 %; for 24 blocks 128 find 82 to 87 % and 512 all, in 1.2 ms."""
     clamp: float = 4.0
     """A measured time counts as at most this many times the usual one, or as the previous time if that was longer.
     1/4: mean -11 %, tail -6 % with a slow peer, but one that became slow is noticed late."""

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from ls_edge.analysis.blocks.pairs import Pairs
 from ls_edge.core.bands import Bands
 from tests.analysis.models import Layers, analyzed, drawn
 
@@ -32,17 +31,3 @@ def test_a_block_commutes_with_one_that_adds_nothing_and_not_with_others():
 def test_blocks_of_different_bands_are_not_paired():
     found = analyzed(Layers(), "pairs", bands=Bands.from_json("0/1-3")).pairs
     assert found.difference[0] == [None] * 4
-
-
-@pytest.mark.parametrize(
-    ("inverted", "correlation"),
-    [
-        (None, None),
-        ([[0, 1, 5], [0, 0, 2], [0, 0, 0]], pytest.approx(1)),
-        ([[0, 5, 1], [0, 0, 2], [0, 0, 0]], pytest.approx(-1)),
-        ([[0, 2, 2], [0, 0, 2], [0, 0, 0]], None),
-    ],
-)
-def test_differences_are_ranked_against_order_costs(inverted, correlation):
-    difference = [[None, 0.1, 0.3], [None, None, 0.2], [None, None, None]]
-    assert Pairs(difference, 9, inverted).rank_correlation == correlation

@@ -427,13 +427,13 @@ def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
 
     done = ls_edge.run(
         "run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "3", "--json",
-        "--latency-weight", "2.5", "--wait", "9",
+        "--audit", "0.5", "--wait", "9",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     settings = json.loads(done.stdout)["settings"]
     flags = {parameter.name for parameter in command.params} - {"as_json", "help", "debug"}
     assert flags <= set(settings)
-    assert (settings["latency_weight"], settings["wait"], settings["data"], settings["limit"]) == (2.5, 9, "digits", 3)
+    assert (settings["audit"], settings["wait"], settings["data"], settings["limit"]) == (0.5, 9, "digits", 3)
     assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
 
 

@@ -225,7 +225,6 @@ def test_a_sweep_does_not_continue_with_another_trace(command, bundle, profile, 
         (("--until", "often"), "--until 'often' is not a share between 0 and 1; write 10% or 0.1"),
         (("--until", "100%"), "--until '100%' is not a share between 0 and 1; write 10% or 0.1"),
         (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),
-        (("--policy", "quality"), "has no order_costs, which policy quality needs"),
         (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
         (("--max-skips", "5"), "max_skips 5 is larger than the number of blocks"),
         (("--budget-ms", "1e7"), "10000000.0 is not in the range 1<=x<=600000"),
@@ -286,7 +285,6 @@ def test_a_model_without_a_bundle_has_the_blocks_and_the_bytes_that_are_given(co
         ((*sizes, "--bundle", bundle), "for a model without one"),
         ((*sizes, "--execute", 5, "--data", "digits"), "--execute"),
         ((*sizes, "--codec", "int8"), "--tokens-bytes the size of the encoded tokens"),
-        ((*sizes, "--policy", "quality"), "order costs"),
     ]
     for more_flags, said in wrong:
         code, _, errors = command("simulate", *flags, *more_flags)

@@ -203,7 +203,7 @@ MORE = {
     ),
     "run with every value of an itinerary": Run(
         TransferId(_ANOTHER, 0, 2**16 - 2), 600_000_000,
-        Itinerary("s", "quality", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 2.5, 3, "skip",
+        Itinerary("s", "fastest", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 3, "skip",
                   TrackRef(0, 0, 0, "t"), ("d", "e")),
         "raw", 2**20, 1, "via source",
     ),
@@ -258,10 +258,6 @@ READ_ONLY = {
         msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, waves=(), visits=())),
     ),
     "itinerary with values that are not known": (_pack(_plain(RUN, itinerary=[*_itinerary(), "later", 1])), RUN),
-    "latency_weight as an integer": (
-        _pack(_plain(RUN, itinerary=_itinerary(latency_weight=3))),
-        msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, latency_weight=3.0)),
-    ),
 }
 MALFORMED = {
     "empty frame": b"",
@@ -329,8 +325,6 @@ MALFORMED = {
     "wave without a track": _pack(_plain(RUN, itinerary=_itinerary(waves=[[]]))),
     "track without a step": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[]]]))),
     "step of three values": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[[0, "a", 1]]]]))),
-    "latency_weight that is not a number": _pack(_plain(RUN, itinerary=_itinerary(latency_weight=math.nan))),
-    "latency_weight below 0": _pack(_plain(RUN, itinerary=_itinerary(latency_weight=-1.0))),
     "17 names to be avoided": _pack(_plain(RUN, itinerary=_itinerary(avoid=[f"p{i}" for i in range(17)]))),
     "itinerary of three values": _pack(_plain(RUN, itinerary=_itinerary()[:3])),
     "itinerary that is a map": _pack(_plain(RUN, itinerary={"source": "a"})),

@@ -385,12 +385,12 @@ def test_the_request_itself_is_not_taken_from_the_wire(source):
     run = given(source, policy="fastest", max_skips=0)
     told = run_of(
         run.transfer, remaining=(3, 2), returning="credit", waves=((((0, "a"), (1, "a")),),), policy="random", skips=4,
-        on_straggler="skip", latency_weight=9.0,
+        on_straggler="skip",
     )  # fmt: skip
     source.gets("a", told, ("far",))
     (item,) = source.machine.held.values()
     it = item.itinerary
-    assert (it.policy, it.max_skips, it.on_straggler, it.latency_weight) == ("fastest", 0, "later", 1.0)
+    assert (it.policy, it.max_skips, it.on_straggler) == ("fastest", 0, "later")
     assert it.remaining == (2, 3)
 
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import simulate_placement
@@ -33,14 +32,6 @@ from tests.runtime.routing.driver import Candidate, Driver, run_of, submits
 
 BLOCKS = 8
 ENDS = Bands.from_json("0/1-6/7")
-
-
-def costs(blocks=BLOCKS):
-    """Costs by which the last block wants to run first."""
-    square = tuple(tuple(float(slot * block) for slot in range(blocks)) for block in range(blocks))
-    zero = Measured(0.0, None)
-    none = tuple((0.0,) * blocks for _ in range(blocks))
-    return OrderCosts(VERSION, "", 1, 1, zero, zero, square, none, (0.0,) * blocks, Fit(0, 0.0, 0.0), beside=none)
 
 
 def way(outcome):
@@ -69,7 +60,7 @@ def situations(draw):
 @settings(max_examples=80, deadline=None)
 def test_every_policy_chooses_what_may_run(policy, situation, seed):
     bands, remaining, own, others = situation
-    local = LocalNode(own, 0, 1000, Model(bands, costs()))
+    local = LocalNode(own, 0, 1000, Model(bands))
     itinerary = Itinerary("s", policy, remaining, 0, waves_wanted=2)
     permitted = set(bands.permitted(remaining))
     choice = POLICIES[policy].next_step(itinerary, local, others, patient=False, tie_break=seed)
@@ -95,9 +86,9 @@ def test_every_policy_chooses_what_may_run(policy, situation, seed):
 def test_every_answer_of_a_swarm_is_within_the_bands(policy):
     bands = Bands.from_json("0-1/2-6/7")
     placement = {"a": [1, 4, 5, 7], "b": [0, 2, 6], "c": [0, 1, 3, 4, 5], "d": [2, 3, 6, 7]}
-    sim = FaultySimulation(placement, blocks=BLOCKS, bands=bands, costs=costs(), max_batch=2, validate=True)
+    sim = FaultySimulation(placement, blocks=BLOCKS, bands=bands, max_batch=2, validate=True)
     sim.run(0.3)
-    requests = [sim.submit(policy=policy, budget=20.0, latency_weight=0.0) for _ in range(12)]
+    requests = [sim.submit(policy=policy, budget=20.0) for _ in range(12)]
     sim.settle()
     found = [outcome_of(sim, request) for request in requests]
     assert all(isinstance(one, Complete) for one in found)
@@ -109,8 +100,6 @@ def test_every_answer_of_a_swarm_is_within_the_bands(policy):
         assert orders == {tuple(range(BLOCKS))}
     elif policy == "random":
         assert len(orders) > 1
-    elif policy == "quality":  # by these costs the later block of a band is better run first
-        assert all(order.index(6) < order.index(2) for order in orders)
 
 
 def test_waves_are_those_of_a_band():
@@ -128,7 +117,7 @@ def test_waves_are_those_of_a_band():
 
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.may_skip])
 def test_without_the_only_holder_of_a_first_band_it_is_skipped_and_the_rest_runs(policy):
-    sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS, costs=costs())
+    sim = FaultySimulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
     sim.run(0.3)
     sim.kill("b")
     request = sim.submit(policy=policy, max_skips=1, budget=10.0)
