@@ -30,7 +30,9 @@ def in_class_order(images: ImageSet, config: TrainConfig) -> ImageSet:
         names = read_classes(order)
         unknown = [name for name in images.classes if name not in names]
         if unknown:
-            raise UsageError(f"--class-order {order} does not list {unknown[0]!r}, a class of {images.source}; add it")
+            raise UsageError(
+                f"data.class_order {order} does not list {unknown[0]!r}, a class of {images.source}; add it"
+            )
     return images if names == images.classes else match_classes(images, names)
 
 
@@ -50,7 +52,7 @@ def check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWei
             place = next(i for i, (a, b) in enumerate(zip(natural, images.classes, strict=True)) if a != b)
             raise UsageError(
                 f"{given} has numbered classes without names, and class {place} of {config.data.source} is "
-                f"{natural[place]!r} in timm's order (--class-order natural) and {images.classes[place]!r} in plain "
-                "order (--class-order plain); name the order that it was trained with, or give a list (--class-order "
-                "FILE)"
+                f"{natural[place]!r} in timm's order (--set data.class_order=natural) and {images.classes[place]!r} "
+                "in plain order (--set data.class_order=plain); name the order that it was trained with, or give a "
+                "list (--set data.class_order=FILE)"
             )

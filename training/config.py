@@ -221,9 +221,6 @@ RECIPES = Path(__file__).parent / "recipes"
 SECTIONS = ("data", "model", "optim", "teacher")
 FLAGS: dict[str, tuple[str, str]] = {
     "data": ("data", "source"),
-    "workers": ("data", "workers"),
-    "exif_orientation": ("data", "exif_orientation"),
-    "class_order": ("data", "class_order"),
     "model": ("model", "name"),
     "depth": ("model", "depth"),
     "img_size": ("model", "img_size"),
@@ -231,8 +228,6 @@ FLAGS: dict[str, tuple[str, str]] = {
     "pretrained": ("model", "pretrained"),
     "lr": ("optim", "lr"),
     "teacher": ("teacher", "model"),
-    "teacher_weights": ("teacher", "weights"),
-    "teacher_kind": ("teacher", "kind"),
 }
 """Section and key of a flag; all other flags are top-level keys of the configuration."""
 

@@ -109,8 +109,8 @@ def train(
             raise TrainingStopped(
                 f"out of memory on {device} with {config.batch_size} images per step in "
                 f"{counted(config.accumulate, 'part')}; compute a step in more parts, with the same result "
-                f"(--accumulate {2 * config.accumulate}), recompute activations (--set checkpointing=true), or take "
-                "smaller batches, images or models"
+                f"(--set accumulate={2 * config.accumulate}), recompute activations (--set checkpointing=true), or "
+                "take smaller batches, images or models"
             ) from None
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import UsageError
 from ls_edge.core.validation import flag
 from ls_edge.evaluation.measure import Order
 from ls_edge.evaluation.orders import DRAWS
@@ -27,10 +25,6 @@ class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):
         Literal["mean", "first"],
         flag("Tokens that represent an image: their mean, or the first one (the class token, if any)."),
     ] = "mean"
-    block: Annotated[
-        Annotated[int, Meta(ge=0, le=65_536)] | None,
-        flag("Block whose outputs are mapped (umap).  [default: the middle one]"),
-    ] = None
     batch_size: Annotated[BatchSize, flag("Images at a time.")] = 32
 
 
@@ -47,13 +41,9 @@ class AnalysisPlan(msgspec.Struct, frozen=True):
 
     @property
     def mapped(self) -> int:
-        """Block whose outputs are mapped; raises :class:`UsageError` if the model lacks it."""
-        if self.settings.block is None:
-            largest = max(self.bands.groups, key=len)
-            return largest[len(largest) // 2]
-        if self.settings.block >= self.bands.num_blocks:
-            raise UsageError(f"--block {self.settings.block}: the model has blocks 0 to {self.bands.num_blocks - 1}")
-        return self.settings.block
+        """Block whose outputs are mapped: the middle one of the largest band."""
+        largest = max(self.bands.groups, key=len)
+        return largest[len(largest) // 2]
 
     @property
     def trained(self) -> Order:

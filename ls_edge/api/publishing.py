@@ -47,11 +47,10 @@ class Published(Shown, msgspec.Struct, frozen=True):
             console.print(f"timm alone does not load it: {self.why_not}")
 
 
-def publish(source: str | Path, to: str | Path, *, license: str | None = None) -> Published:  # noqa: A002  SPDX's word
+def publish(source: str | Path, to: str | Path) -> Published:
     """Publish a run or a bundle to a new folder or ``hf-hub:OWNER/NAME``; as ``ls-edge publish``.
 
-    The card has the results of ``eval.json`` in the folder of the run or bundle, if there is one. ``license`` is an
-    identifier such as ``apache-2.0``.
+    The card has the results of ``eval.json`` in the folder of the run or bundle, if there is one.
     """
     folder = local_folder(source)
     name = hub_repository(to)[0] if is_hub(to) else Path(to).absolute().name
@@ -69,7 +68,7 @@ def publish(source: str | Path, to: str | Path, *, license: str | None = None) -
             target.mkdir(parents=True, exist_ok=True)
         write = _write_bundle if is_bundle(folder) else _write_run
         described, problem = write(folder, target)
-        card = model_card(name, **described, license_name=license, timm_problem=problem)
+        card = model_card(name, **described, timm_problem=problem)
         (target / CARD).write_text(card, encoding="utf-8")
         if described["evaluation"] is not None:
             shutil.copyfile(folder / EVALUATION, target / EVALUATION)

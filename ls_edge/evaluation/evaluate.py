@@ -15,7 +15,7 @@ import numpy as np
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.evaluation.measure import BlockModel, LabeledImages, Measure, Order, Scores, measure_orders, starts_of
-from ls_edge.evaluation.orders import DRAWS, EvaluationOrders, kendall_tau
+from ls_edge.evaluation.orders import DRAWS, EvaluationOrders
 from ls_edge.evaluation.spread import deviation, pooled
 
 
@@ -58,15 +58,6 @@ class TrackAccuracy(msgspec.Struct, frozen=True):
     arbitrary_std: float | None
 
 
-class Distance(msgspec.Struct, frozen=True):
-    """Accuracy of orders at a similar distance from the trained one."""
-
-    tau: float
-    """Mean Kendall tau: 1 for the trained order, 0 for a random one, -1 for the reversed one."""
-    top1: float
-    orders: int
-
-
 class Freedom(msgspec.Struct, frozen=True):
     """Accuracy of random orders within some bands."""
 
@@ -100,8 +91,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     images: int
     arrangements: list[TrackAccuracy] | None = None
     """Accuracies by shape of the waves, if requested."""
-    kendall: list[Distance] | None = None
-    """Accuracies by distance from the trained order, closest last, if requested."""
     models: Models | None = None
     freedom: list[Freedom] | None = None
     skipped: int = 0
@@ -159,7 +148,6 @@ def evaluate(
         ]
         if plan.shapes
         else None,
-        kendall=_by_distance(plan, top1) if plan.settings.kendall else None,
         freedom=[_within(plan, bands, top1) for bands in plan.freedom] or None,
     )
 
@@ -241,11 +229,6 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
             for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
         ]
         or None,
-        kendall=[
-            msgspec.structs.replace(bins[0], top1=mean(item.top1 for item in bins))
-            for bins in zip(*(item.kendall for item in evaluations if item.kendall), strict=True)
-        ]
-        or None,
         freedom=[
             msgspec.structs.replace(
                 steps[0],
@@ -276,18 +259,3 @@ def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> F
         top1_worst=float(values.min()),
         own=bands == plan.own,
     )
-
-
-def _by_distance(plan: EvaluationOrders, top1: dict[Order, float]) -> list[Distance]:
-    bins: dict[int, list[tuple[float, float]]] = {}
-    for order in [*plan.graded(), *plan.uniform()]:
-        tau = kendall_tau(order)
-        bins.setdefault(min(4, max(-4, round(4 * tau))), []).append((tau, top1[order]))
-    return [
-        Distance(
-            tau=float(np.mean([tau for tau, _ in pairs])),
-            top1=float(np.mean([value for _, value in pairs])),
-            orders=len(pairs),
-        )
-        for _, pairs in sorted(bins.items())
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +68,6 @@ class EvaluationOrders:
         found = {tuple(range(self.num_blocks)), *self.uniform()}
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
-        found.update(self.graded())
         for step in self.freedom:
             found.update(self.within(step))
         return sorted(found)
@@ -77,11 +75,6 @@ class EvaluationOrders:
     def within(self, bands: Bands) -> list[tuple[int, ...]]:
         """Return the orders within one of the bands in :attr:`freedom`."""
         return bands.some_orders(self.settings.orders, self.settings.seed)
-
-    def graded(self) -> list[tuple[int, ...]]:
-        """Return the orders at graded distances, or none if they are not requested."""
-        count = self.settings.orders if self.settings.kendall else 0
-        return [self.bands.sort(order) for order in graded_orders(self.num_blocks, count, self.settings.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """Return the arrangement of a shape in trained order, and the arrangements in :data:`DRAWS` random orders."""
@@ -114,16 +107,3 @@ def kendall_tau(order: Sequence[int]) -> float:
     return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
 
 
-def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Return orders whose Kendall tau ranges from 1 to -1, unlike uniform permutations, which are all close to 0.
-
-    The weight of a random sort key increases from order to order; every other order is reversed.
-    """
-    found = []
-    for index in range(count):
-        rng = random.Random((seed << 33) ^ (index << 1) ^ 1)
-        share = (index + 0.5) / count
-        keys = [(1 - share) * block / max(1, blocks) + share * rng.random() for block in range(blocks)]
-        order = tuple(sorted(range(blocks), key=keys.__getitem__))
-        found.append(order[::-1] if index % 2 else order)
-    return found

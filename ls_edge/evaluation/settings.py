@@ -45,5 +45,4 @@ class EvaluationSettings(ModelSettings, frozen=True, kw_only=True):
         flag("Numbers of blocks to keep.  [default: quarters]", "N,N"),
     ] = None
     arrangements: Annotated[bool, flag("Also evaluate blocks in parallel, in waves of tracks.")] = False
-    kendall: Annotated[bool, flag("Also evaluate orders at graded distances from the trained one.")] = False
     freedom: Annotated[bool, flag("Also evaluate bands, from a fixed order to full freedom.")] = False

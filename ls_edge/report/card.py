@@ -22,7 +22,6 @@ def model_card(
     classes: Sequence[str],
     evaluation: Evaluation | None,
     cost: Mapping[str, str],
-    license_name: str | None,
     timm_problem: str | None,
 ) -> str:
     """Return the card as Markdown.
@@ -32,7 +31,7 @@ def model_card(
     """
     is_bundle = timm_problem is None
     front = {
-        "license": license_name or "unknown",
+        "license": "unknown",
         "library_name": "timm" if timm_problem == "" else "ls-edge",
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "ls-edge", "layershuffle", *([] if is_bundle else ["timm"])],
@@ -49,7 +48,7 @@ def model_card(
         "## Orders and bands\n\n" + _orders(bands),
         "## Cost\n\n" + "".join(f"- {key}: {value}\n" for key, value in cost.items()).rstrip(),
         "## Use\n\n" + _use(name, timm_problem),
-        "## License\n\n" + (license_name or "Not stated by the author; ask before you use it."),
+        "## License\n\nNot stated by the author; ask before you use it.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -31,8 +31,6 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
         shape = f"{counted(item.tracks, 'track')} of {item.blocks}"
         spread = f"{plus_minus(item.arbitrary_std)} over draws"
         table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", spread)
-    for distance in result.kendall or ():
-        table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", counted(distance.orders, "order"))
     for step in result.freedom or ():
         shown = _after(step.top1_std, f"worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, ")
         shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"

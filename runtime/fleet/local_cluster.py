@@ -105,7 +105,7 @@ class LocalCluster:
             self._close_input(name)
             command = [*self.peer_command(name), "--peers", str(self.path), "--name", name]
             command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
-            command += ["--until-eof", *self._arguments]
+            command += self._arguments
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
             # The secret key of this process must not become that of a peer.
@@ -118,7 +118,7 @@ class LocalCluster:
 
     def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
         """Return the command that starts a peer, without its arguments."""
-        return [sys.executable, "-m", "ls_edge", "peer"]
+        return [sys.executable, "-m", "ls_edge.runtime.fleet.local_peer", "peer"]
 
     def secret_key(self, name: str) -> Path | None:
         """Return the file of the secret key of a peer or source; None without keys."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,18 +166,6 @@ class Peer:
         self._stops += 1
         if self._incarnation is not None:
             self._incarnation.stop()
-
-    def stop_at_eof(self) -> None:
-        """Leave when standard input ends, so that this process does not outlive the one that started it."""
-
-        def read() -> None:
-            with contextlib.suppress(OSError):
-                while os.read(0, 4096):
-                    pass
-            self.stop()
-            self.stop()
-
-        threading.Thread(target=read, daemon=True).start()
 
     def serve(self, wants_reload: Callable[[], bool] = lambda: False) -> None:
         """Serve until stopped, and switch bundles as pushed; raise the error that keeps the peer from serving.

@@ -64,7 +64,7 @@ class Settings(validation.Settings, frozen=True):
         if find_policy(self.policy).runs_in_waves and self.via_source:
             raise UsageError(
                 f"policy {self.policy} needs peers that reach one another, so hops cannot go through the source; use "
-                "fastest, or omit --via source"
+                "fastest, or omit via_source"
             )
         if self.auditor and (not self.audit or find_policy(self.policy).runs_in_waves):
             raise UsageError(

@@ -7,7 +7,6 @@ from ls_edge.core.bands import Bands
 from ls_edge.evaluation.evaluate import aggregate, evaluate
 from ls_edge.evaluation.orders import (
     DRAWS,
-    kendall_tau,
 )
 from tests.evaluation.models import Digits, Sums, images, plan_of
 
@@ -64,7 +63,7 @@ def test_the_document_has_the_keys_of_the_contract():
     assert document["kept"].keys() == {"1", "2", "3"}
     assert document["position_accuracy"] is None
     assert document["sequential"] == {"top1": 1.0}
-    assert document["arrangements"] is document["kendall"] is None
+    assert document["arrangements"] is None
 
 
 def test_tracks_run_in_parallel():
@@ -82,7 +81,7 @@ def test_no_order_or_arrangement_leaves_the_bands():
             bands.check(Arrangement.plain(tokens))
             return super().head(tokens)
 
-    plan = plan_of(bands, orders=40, seed=2, kendall=True)
+    plan = plan_of(bands, orders=40, seed=2)
     assert any(len(order) < 6 for order in plan.all_orders())
     evaluate(Watched(6, lambda order: True), images(), plan)
     plan = plan_of(bands, orders=2, arrangements=True)
@@ -97,16 +96,6 @@ def test_no_order_or_arrangement_leaves_the_bands():
     assert all(list(order) == sorted(order) for order in fixed.all_orders())
 
 
-def test_accuracies_are_grouped_by_distance_from_the_trained_order():
-    found = evaluate(
-        Digits(5, lambda order: kendall_tau(order) > 0), images(), plan_of(Bands(5), orders=40, kendall=True)
-    ).kendall
-    assert sum(item.orders for item in found) == 80
-    assert [item.tau for item in found] == sorted(item.tau for item in found)
-    assert found[0].top1 == 0.0
-    assert found[-1].top1 == 1.0
-
-
 def test_predicted_slots_are_compared_with_actual_slots():
     class Tells(Digits):
         def slots_of(self, index, tokens):
@@ -118,7 +107,7 @@ def test_predicted_slots_are_compared_with_actual_slots():
 
 
 def test_several_models_have_means_and_pooled_deviations():
-    plan = plan_of(Bands(4), orders=10, kendall=True)
+    plan = plan_of(Bands(4), orders=10)
     good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
     both = aggregate([good, bad])
     assert both.sequential.top1 == 1.0
@@ -128,7 +117,6 @@ def test_several_models_have_means_and_pooled_deviations():
     assert (both.models.count, both.models.sequential_std) == (2, 0.0)
     assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean], ddof=1))
     assert both.kept["2"].arbitrary == 0.5
-    assert len(both.kendall) == len(good.kendall)
     assert both.arrangements is None
     tracks = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True))
     assert [(item.tracks, item.trained) for item in aggregate([tracks, tracks]).arrangements] == [

@@ -1,11 +1,9 @@
-import numpy as np
 import pytest
 
 from ls_edge.core.bands import Bands
 from ls_edge.evaluation.orders import (
     default_keep,
     default_shapes,
-    graded_orders,
     kendall_tau,
 )
 
@@ -23,12 +21,8 @@ def test_shapes_fit_into_the_largest_band():
     assert Bands(5).equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
 
 
-def test_kendall_tau_is_1_for_the_trained_order_and_graded_orders_cover_its_range():
+def test_kendall_tau_is_1_for_the_trained_order():
     assert kendall_tau([0, 1, 2, 3]) == 1.0
     assert kendall_tau([3, 2, 1, 0]) == -1.0
     assert kendall_tau([1, 0, 2]) == pytest.approx(1 / 3)
     assert kendall_tau([0]) == 1.0
-    taus = [kendall_tau(order) for order in graded_orders(8, 200, 0)]
-    assert min(taus) < -0.9
-    assert max(taus) > 0.9
-    assert np.histogram(taus, 8, (-1, 1))[0].min() >= 5

@@ -188,7 +188,7 @@ class NamespaceCluster(LocalCluster):
 
     def peer_command(self, name: str) -> list[str]:
         """Return the command line of a peer in its namespace."""
-        return self.command(name, "peer")
+        return ["ip", "netns", "exec", self.net.ns(name), *super().peer_command(name)]
 
 
 def port(name: str) -> str:

@@ -95,16 +95,16 @@ def test_no_epochs_write_the_initial_model(tmp_path):
 
 
 def test_the_orientation_of_photos_is_recorded_and_inherited(tmp_path):
-    def image(name, **flags):
-        train(settings(epochs=0, **flags), tmp_path / name, reporter=Silent())
+    def image(name, *changes, **flags):
+        train(settings(epochs=0, changes=changes, **flags), tmp_path / name, reporter=Silent())
         run = load_run(tmp_path / name)
         assert run.config.data.exif_orientation is (run.record.image.exif_orientation is True)
         return run.config.data.exif_orientation
 
     assert image("plain") is False
-    assert image("upright", exif_orientation=True) is True
+    assert image("upright", "data.exif_orientation=true") is True
     assert image("further", init=str(tmp_path / "upright")) is True
-    assert image("off", init=str(tmp_path / "upright"), exif_orientation=False) is False
+    assert image("off", "data.exif_orientation=false", init=str(tmp_path / "upright")) is False
 
 
 def test_a_loss_that_is_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path, faulty):
@@ -390,20 +390,23 @@ def test_weights_without_names_of_classes_ask_for_the_order(tmp_path):
     ours = train(settings(str(data), model="vit_digits", epochs=0), tmp_path / "run", reporter=Silent())
     assert load_run(tmp_path / "run").record.classes == ("1", "10", "2")
     foreign = str(tmp_path / "run" / "model.safetensors")
-    for given in ({"init": foreign}, {"teacher": "vit_digits", "teacher_weights": foreign}):
+    for given, changes in (({"init": foreign}, ()), ({"teacher": "vit_digits"}, (f"teacher.weights={foreign}",))):
+        asked = settings(str(data), model="vit_digits", epochs=0, changes=changes, **given)
         with pytest.raises(
-            UsageError, match=r"class 1 of .* is '2' in timm's order \(--class-order natural\) and '10'"
+            UsageError, match=r"class 1 of .* is '2' in timm's order \(--set data.class_order=natural\) and '10'"
         ):
-            train(settings(str(data), model="vit_digits", epochs=0, **given), tmp_path / "asks", reporter=Silent())
+            train(asked, tmp_path / "asks", reporter=Silent())
         for order, names in (("plain", ("1", "10", "2")), ("natural", ("1", "2", "10"))):
-            out = tmp_path / f"{order} {len(given)}"
-            chosen = settings(str(data), model="vit_digits", epochs=0, class_order=order, **given)
+            out = tmp_path / f"{order} {len(changes)}"
+            chosen = settings(
+                str(data), model="vit_digits", epochs=0, changes=(*changes, f"data.class_order={order}"), **given
+            )
             train(chosen, out, reporter=Silent())
             assert load_run(out).record.classes == names
-    named = settings(str(data), model="vit_digits", epochs=0, init=str(tmp_path / "natural 1"))
+    named = settings(str(data), model="vit_digits", epochs=0, init=str(tmp_path / "natural 0"))
     train(named, tmp_path / "named", reporter=Silent())
     assert load_run(tmp_path / "named").record.classes == ("1", "2", "10")  # of the run, whose classifier is kept
-    assert load_run(tmp_path / "named").weights_sha256 == load_run(tmp_path / "natural 1").weights_sha256
+    assert load_run(tmp_path / "named").weights_sha256 == load_run(tmp_path / "natural 0").weights_sha256
     assert ours.account["classes"] == ["1", "10", "2"]
     assert ours.account["images"] == 12
 
@@ -414,13 +417,13 @@ def test_a_list_of_classes_numbers_them_and_keeps_the_classifier_of_a_file(tmp_p
     train(settings(str(numbered(tmp_path / "four", names)), epochs=0), tmp_path / "four-run", reporter=Silent())
     foreign, listed = str(tmp_path / "four-run" / "model.safetensors"), tmp_path / "classes.txt"
     listed.write_text("\n".join(names))
-    config = settings(str(data), model="vit_digits", epochs=0, init=foreign, class_order=str(listed))
+    config = settings(str(data), model="vit_digits", epochs=0, init=foreign, changes=[f"data.class_order={listed}"])
     train(config, tmp_path / "run", reporter=Silent())
     run = load_run(tmp_path / "run")
     assert run.record.classes == names
     assert torch.equal(run.view.model.head.weight, load_run(tmp_path / "four-run").view.model.head.weight)
     listed.write_text("10\n1")
-    with pytest.raises(UsageError, match=r"--class-order .*classes.txt does not list '2', a class of"):
+    with pytest.raises(UsageError, match=r"data.class_order .*classes.txt does not list '2', a class of"):
         train(config, tmp_path / "other", reporter=Silent())
 
 

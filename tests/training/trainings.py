@@ -23,10 +23,10 @@ class Silent(Reporter):
         self.epochs.append(metrics)
 
 
-def settings(data="digits", *, optim=None, args=None, **flags):
+def settings(data="digits", *, optim=None, args=None, changes=(), **flags):
     """Return the configuration of a training on the CPU in float32; ``args`` are those of the model."""
     usual = {"batch_size": 128, "epochs": 2, "threads": 1, "device": "cpu", "method": "shuffle", "precision": "fp32"}
-    config, _ = read_config(None, {"data": data, **usual, **flags})
+    config, _ = read_config(None, {"data": data, **usual, **flags}, changes)
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(config.model, args={**SMALL, **(args or {})}),

@@ -117,7 +117,7 @@ def _load_run(folder: str, config: TeacherConfig, classes: Sequence[str]) -> tup
     if not (Path(folder) / CONFIG).is_file():
         raise RunError(f"--teacher {folder} is not a run: it has no {CONFIG}; give a run folder or a timm model's name")
     if config.weights is not None:
-        raise UsageError(f"--teacher {folder} is a run, which has its own weights; leave --teacher-weights out")
+        raise UsageError(f"--teacher {folder} is a run, which has its own weights; leave teacher.weights out")
     run = load_run(folder)
     image, known = run.record.image, run.record.classes
     unknown = [name for name in classes if name not in known]
@@ -140,12 +140,12 @@ def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[n
             model = create(name, num_classes=len(classes))
             stated = _load_weights(model, name, config.weights)
     except ModelError as error:
-        raise ModelError(f"--teacher: {error}".replace("with --init", "with --teacher-weights")) from None
+        raise ModelError(f"--teacher: {error}".replace("with --init", "with --set teacher.weights=FILE")) from None
     known = int(getattr(model, "num_classes", 0))
     if known != len(classes):
         raise UsageError(
             f"--teacher {name} knows {known} classes and the data has {len(classes)}; give a run that was trained on "
-            "these classes, or such weights with --teacher-weights FILE"
+            "these classes, or such weights with --set teacher.weights=FILE"
         )
     cfg = {**_timm_data.resolve_model_data_config(model), **stated}
     return model, {"size": cfg["input_size"][1:], "mean": cfg["mean"], "std": cfg["std"], "columns": range(known)}
@@ -154,7 +154,7 @@ def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[n
 def _load_weights(model: nn.Module, name: str, path: str) -> dict[str, Any]:
     """Load weights from a file; return the preprocessing that it states."""
     if not Path(path).is_file():
-        raise RunError(f"--teacher-weights {path}: there is no such file; give a .safetensors or .pth file")
+        raise RunError(f"teacher.weights {path}: there is no such file; give a .safetensors or .pth file")
     try:
         weights, stated = read_foreign(path)
         check_values(weights, model.state_dict())

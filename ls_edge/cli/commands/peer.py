@@ -46,7 +46,6 @@ _GC_AFTER = 10_000
 @options.threads("Threads of the engine; overrides peers.yaml.")
 @options.STRICT_BUNDLE
 @options.METRICS
-@click.option("--until-eof", is_flag=True, hidden=True)
 @options.LOG_JSON
 def command(
     peers: Path,
@@ -54,7 +53,6 @@ def command(
     bundle: Path | None,
     store: Path | None,
     metrics: str | None,
-    until_eof: bool,
     log_json: bool,
     **settings: Any,
 ) -> None:
@@ -83,8 +81,6 @@ def command(
         peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: peer.stop())
-        if until_eof:
-            peer.stop_at_eof()
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import PeerCollector
 

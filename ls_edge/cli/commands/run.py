@@ -67,23 +67,12 @@ MAX_REMARKS = 10
 @options.concurrency(1_000_000)
 @options.RATE
 @options.SOURCE
-@options.count("--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2)
-@options.choice(
-    "--via", ["peers", "source"], "Route of a hop: directly from peer to peer, or through the source.", default="peers"
-)
 @options.number(
     "--audit",
     "Fraction of answers to recompute, to find peers with wrong results.",
     "SHARE",
     most=1,
     default=0.0,
-)
-@options.text(
-    "--auditor",
-    "Trusted peer that recomputes them for a source without --bundle.",
-    "PEER",
-    default="",
-    show_default=False,
 )
 @options.wait("Time to wait for a warm holder of every block before the first image.")
 @options.METRICS
@@ -104,7 +93,6 @@ def command(
     limit: int | None,
     concurrency: int,
     rate: float | None,
-    via: str,
     wait: float,
     metrics: str | None,
     as_json: bool,
@@ -148,9 +136,7 @@ def command(
             settings["secret_key"] = None
         assert file is not None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
-        settings.update(
-            max_inflight=concurrency, model_wait_s=wait, via_source=via == "source", on_event=progress.event
-        )
+        settings.update(max_inflight=concurrency, model_wait_s=wait, on_event=progress.event)
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
         note_model(source.witnesses)

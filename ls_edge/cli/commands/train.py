@@ -69,29 +69,15 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.bands("as in --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
-@options.text("--teacher-weights", "Weights of a timm teacher.  [default: timm's pretrained]", "FILE")
-@options.choice(
-    "--teacher-kind", ["hard", "soft"], "Target: the teacher's class or its probabilities.  [default: hard]"
-)
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
 @options.count("--img-size", "Side of the images, in pixels.  [default: the model's]", most=16_384, metavar="PIXELS")
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
-@options.count(
-    "--accumulate", "Parts of a step that run in sequence, to save memory.  [default: 1]", most=options.MAX_BATCH
-)
 @options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
-@click.option(
-    "--exif-orientation/--no-exif-orientation",
-    default=None,
-    help="Rotate photos upright by EXIF, in training and use.  [default: as in --init RUN, else no]",
-)
-@options.text("--class-order", "Order of classes: 1, 10, 2, timm's 1, 2, 10, or a file's lines.", "plain|natural|FILE")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
 @options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")
 @options.choice("--precision", ["auto", "fp32", "bf16", "fp16"], "Type of the matrix products.  [default: auto]")
-@options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
 @options.threads("Torch threads on the CPU.")
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
 @options.SET

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import UsageError
 from tests.analysis.models import Layers, analyzed, drawn
 
 
@@ -25,8 +24,3 @@ def test_blocks_stay_in_their_bands():
     found = analyzed(Layers(), "slots", count=120, bands=Bands.from_json("0/1-3")).slots
     assert found.accuracy[0][1:] == [None] * 3
     assert sum(found.images[1]) == 120
-
-
-def test_a_block_to_map_that_the_model_lacks_is_refused():
-    with pytest.raises(UsageError, match="--block 4: the model has blocks 0 to 3"):
-        analyzed(Layers(), "slots", block=4)

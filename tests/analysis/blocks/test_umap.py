@@ -10,11 +10,11 @@ def test_a_map_separates_slots_that_leave_a_mark():
     pytest.importorskip("umap", exc_type=ImportError)
 
     def maps(mark):
-        return analyzed(Layers(mark=mark), "umap", count=120, block=1).umap
+        return analyzed(Layers(mark=mark), "umap", count=120).umap
 
     own, logits, every = maps(12.0)
-    assert (own.of, logits.of) == ("tokens after block 1", "logits after block 1")
-    assert set(own.blocks) == {1}
+    assert (own.of, logits.of) == ("tokens after block 2", "logits after block 2")
+    assert set(own.blocks) == {2}
     assert set(every.blocks) == set(range(4))
     assert own.neighbors > 0.9
     assert len(own.points) == 120

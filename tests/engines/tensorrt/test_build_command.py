@@ -69,11 +69,11 @@ def test_a_peer_loads_the_engines_that_build_made(board, tiny_bundle, write_peer
     assert keys(by_name).keys() == keys(done).keys()
     assert "block 0: building an engine: the workspace was 1073741824, is 268435456" in by_name.stderr
     # the peer that has its engines, and one that has not, as a service would run them: no terminal
-    command = [sys.executable, "-c", WITHOUT, "peer", "--peers", peers, "--bundle", tiny_bundle, "--until-eof"]
+    command = [sys.executable, "-c", WITHOUT, "peer", "--peers", peers, "--bundle", tiny_bundle]
     processes = [
         subprocess.Popen(
             [*command, "--name", name], env={**board.env, "CUDA_DOUBLE_REPORT": f"{board.counts}.{name}"},
-            stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE, text=True,
         )
         for name in "ab"
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_peer_loads_the_engines_that_build_made(board, tiny_bundle, write_peer
             wait_until(lambda: {view.engine for view in source.snapshot.peers.values()} == name, what="both greetings")
     finally:
         for process in processes:
-            process.stdin.close()
+            process.terminate()
         logs = [process.stderr.read() for process in processes]
         for process in processes:
             process.wait(30)

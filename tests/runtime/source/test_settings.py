@@ -92,7 +92,7 @@ def test_invalid_arguments_of_submit_are_a_usage_error(alone, images, arguments)
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--audit", "nan"),
-     ("--max-skips", "7"), ("--seed", str(2**63)), ("--waves", "2000")],
+     ("--max-skips", "7"), ("--seed", str(2**63))],
 )  # fmt: skip
 def test_invalid_flags_of_run_are_one_line(tiny_bundle, write_peers, capsys, flag, value):
     peers = str(write_peers({"a": range(6)}))

@@ -152,7 +152,8 @@ def test_a_convolutional_teacher_counts_in_the_cost(tmp_path, capsys):
     (tmp_path / "tiny.yaml").write_text(TINY)
     arguments = ["train", "--data", tmp_path / "data", "--config", tmp_path / "tiny.yaml", "--method", "shuffle",
                  "--epochs", 1, "--batch-size", 4, "--json"]  # fmt: skip
-    teacher = ["--teacher", "test_resnet", "--teacher-weights", tmp_path / "two.safetensors", "--teacher-kind", "soft"]
+    teacher = ["--teacher", "test_resnet", "--set", f"teacher.weights={tmp_path / 'two.safetensors'}", "--set",
+               "teacher.kind=soft"]  # fmt: skip
     assert call(*arguments, "--out", tmp_path / "plain") == 0
     plain = json.loads(capsys.readouterr().out)
     assert call(*arguments, "--out", tmp_path / "taught", *teacher) == 0
@@ -182,7 +183,7 @@ def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, cap
             ModelError,
             "does not fit test_vit with 10",
         ),
-        ({"model": str(folder / "run"), "weights": "x.pth"}, UsageError, "leave --teacher-weights out"),
+        ({"model": str(folder / "run"), "weights": "x.pth"}, UsageError, "leave teacher.weights out"),
     ):
         with pytest.raises(kind, match=text.replace("(", r"\(")) as caught:
             opened(**settings)
@@ -193,7 +194,7 @@ def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, cap
     with pytest.raises(ModelError, match="with 3 classes"):
         open_teacher(TeacherConfig(model="test_resnet", weights=weights), ("a", "b", "c"), CPU, torch.float32)
     train = ["train", "--data", "digits", "--out", tmp_path / "out"]
-    assert call(*train, "--teacher-weights", "x.pth") == 2
+    assert call(*train, "--set", "teacher.weights=x.pth") == 2
     assert "weights is 'x.pth' without a teacher" in capsys.readouterr().err
     config = tmp_path / "bad.yaml"
     config.write_text("teacher: {model: a, weight: 2}\n")
