@@ -19,7 +19,6 @@ from msgspec import inspect
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_folder, check_standard_output, check_writable
 from ls_edge.device.requirements import require
-from ls_edge.runtime.routing.policies import POLICIES, find_policy
 
 WAIT_S = 5.0
 """Default of ``--wait``: time for holders that are starting."""
@@ -259,9 +258,6 @@ LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
 REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)
 
-POLICY = click.option(
-    "--policy", type=Named(list(POLICIES), find_policy), help="Choice of the next block and holder.", default="nearest"
-)
 BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
 RATE = number(
     "--rate", "Images per second, at random times.  [default: the next one after each answer]", "IMAGES", above=True
@@ -273,18 +269,6 @@ DEVICE = choice("--device", ["auto", "cpu", "cuda"], "Device of a run's model.",
 ENGINE = choice("--engine", ENGINES, "Engine of the parts.", default="auto")
 PROVIDER = text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 
-SOURCE = apply_options(
-    POLICY,
-    BUDGET_MS,
-    MAX_SKIPS,
-    SEED,
-    threads("Threads of stem and head; overrides peers.yaml.  [default: 1]"),
-    choice("--engine", ENGINES, "Engine of stem and head; overrides peers.yaml."),
-    text("--provider", "ONNX Runtime provider of stem and head; overrides peers.yaml.", "NAME"),
-    SECRET_KEY,
-    STRICT_BUNDLE,
-)
-"""Options that are arguments of ``Source.open``, with the same names."""
 
 PROFILES = apply_options(
     names(

@@ -24,8 +24,9 @@ from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.clients.sender import AGAIN_S, CONNECT_S, PushResult, Target
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, Welcome
-from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
+from ls_edge.runtime.transport.zap import curve_of
 
 PHASE_S = 10.0
 """Seconds within which peers have to accept a file and to record the end of a change, and sources to follow."""

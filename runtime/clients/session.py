@@ -18,10 +18,11 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.connections import Link, LinkDown, LinkEvent, LinkUp, NoLink
-from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
+from ls_edge.runtime.transport.zap import curve_of
 
 GREET_AGAIN_S = 0.5
 """Seconds after which an unanswered HELLO is repeated."""

@@ -27,7 +27,8 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.state.events import Warm
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import curve_of, load_secret, read_again
+from ls_edge.runtime.transport.keys import load_secret
+from ls_edge.runtime.transport.zap import curve_of, read_again
 
 log = logging.getLogger("ls_edge.runtime")
 

@@ -33,8 +33,9 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node
+from ls_edge.runtime.transport.zap import read_again
 
 _P = TypeVar("_P", bound="Peer")
 log = logging.getLogger("ls_edge.runtime")

@@ -17,7 +17,8 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.clients.applied_file import fetch_file, parsed_file
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MAX_FILES, FileVersion, Hello
-from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.zap import curve_of
 
 log = logging.getLogger("ls_edge.runtime")
 

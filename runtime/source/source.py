@@ -39,7 +39,8 @@ from ls_edge.runtime.source.model_follower import Model, ModelFollower
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer, RequestCounts
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
-from ls_edge.runtime.transport.keys import KeyPair, load_secret, read_again
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.zap import read_again
 
 if TYPE_CHECKING:
     from ls_edge.data.any_image import Image

@@ -23,8 +23,8 @@ from ls_edge.core.errors import AddressMissing, LinkError
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.peers_file import HeartbeatSettings, is_loopback
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
-from ls_edge.runtime.transport.keys import Curve
 from ls_edge.runtime.transport.poller import SocketPoller, abort, abort_if_to_itself
+from ls_edge.runtime.transport.zap import Curve
 
 log = logging.getLogger("ls_edge.runtime")
 

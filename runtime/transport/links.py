@@ -26,8 +26,8 @@ from ls_edge.runtime.transport.connections import (
     Listener,
     Sockets,
 )
-from ls_edge.runtime.transport.keys import Curve, ZapHandler
 from ls_edge.runtime.transport.poller import SocketPoller, has_messages
+from ls_edge.runtime.transport.zap import Curve, ZapHandler
 
 log = logging.getLogger("ls_edge.runtime")
 

@@ -55,11 +55,12 @@ from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, Link
 from ls_edge.runtime.transport.guests import Guests, TakesBundles
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.inbox import Inbox
-from ls_edge.runtime.transport.keys import Curve, KeyPair, curve_of
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
+from ls_edge.runtime.transport.zap import Curve, curve_of
 
 MAX_WAIT_S = 1.0
 """Maximum wait of a turn, in seconds."""

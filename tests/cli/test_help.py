@@ -124,6 +124,21 @@ def test_the_core_needs_nothing_of_the_other_rooms():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+LOADED = """
+import contextlib, io, json
+from ls_edge.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+print(json.dumps([name for name in sys.modules if name.startswith("ls_edge.runtime.")]))
+"""
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("train", ""), ("export", ""), ("eval", ""), ("keys", "transport.keys")])
+def test_commands_that_open_no_link_load_nothing_of_wire_and_routing(name, allowed):
+    done = python(LOADED, name, *(["new"] if name == "keys" else []), "--help")
+    assert set(json.loads(done.stdout)) == {f"ls_edge.runtime.{each}" for each in ("transport", allowed) if allowed}
+
+
 def test_the_import_block_of_these_tests_works():
     done = python("import torch", blocked=HEAVY)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ import click
 import msgspec
 import numpy as np
 
-from ls_edge.cli import options
+from ls_edge.cli import options, source_options
 from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
@@ -57,7 +57,7 @@ Frame = bytes | np.ndarray | DataError
 @options.concurrency(1_000_000)
 @options.wait("Time to wait for a warm holder of every block before the first image.")
 @options.as_json("Output as JSON, one line per image.")
-@options.SOURCE
+@source_options.SOURCE
 def command(
     images: tuple[str, ...],
     peers: Path | None,

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 
 from ls_edge.api.cluster import Cluster
-from ls_edge.cli import interrupts, options
+from ls_edge.cli import interrupts, options, source_options
 from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
@@ -66,7 +66,7 @@ MAX_REMARKS = 10
 @options.LIMIT
 @options.concurrency(1_000_000)
 @options.RATE
-@options.SOURCE
+@source_options.SOURCE
 @options.number(
     "--audit",
     "Fraction of answers to recompute, to find peers with wrong results.",

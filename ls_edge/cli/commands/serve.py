@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ls_edge.cli import interrupts, options
+from ls_edge.cli import interrupts, options, source_options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.output import note_model
@@ -67,7 +67,7 @@ _READY_WITHIN_S = 5.0
 @options.count(
     "--max-body", "Size limit of an encoded image.", least=1024, most=1 << 28, default=16 << 20, metavar="BYTES"
 )
-@options.SOURCE
+@source_options.SOURCE
 @options.LOG_JSON
 def command(
     peers: Path,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ls_edge.api.simulation import SWEPT, Fleet, SimulationSettings, check_grid
-from ls_edge.cli import options
+from ls_edge.cli import options, source_options
 from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.output import print_json
 from ls_edge.report.progress import StepProgress
@@ -47,7 +47,7 @@ from ls_edge.runtime.fleet.simulation.sweep import parse_sweep
     "SPEC|FILE",
 )
 @options.text("--data", "Labeled images for --execute: a folder, a tar, 'digits', or a timm data set.", "DATA")
-@options.POLICY
+@source_options.POLICY
 @options.MAX_SKIPS
 @options.BUDGET_MS
 @options.RATE

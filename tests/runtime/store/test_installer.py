@@ -21,8 +21,8 @@ from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
-from ls_edge.runtime.transport.keys import Curve
 from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.zap import Curve
 from tests.engines.bundles import edited
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")

@@ -13,8 +13,9 @@ from ls_edge.runtime.clients.session import Client
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import State, Welcome
 from ls_edge.runtime.transport.connections import Incoming, LinkDown, LinkUp, NoLink
-from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.zap import Curve
 from tests.faults.own_network import FarSide, NameServer, in_own_network, needs_own_network
 
 pytestmark = needs_own_network

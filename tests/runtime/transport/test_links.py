@@ -18,8 +18,9 @@ from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.connections import MAX_UNSENT, Incoming, Link, LinkDown, LinkUp, NoLink
-from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import FLOOD_MESSAGES, ZERO_COPY_FROM, Links
+from ls_edge.runtime.transport.zap import Curve
 from tests.faults.own_network import in_own_network, needs_own_network
 from tests.faults.proxy import Proxy
 

@@ -15,8 +15,9 @@ from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
-from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.zap import Curve
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
