@@ -105,5 +105,3 @@ def kendall_tau(order: Sequence[int]) -> float:
     """Return the rank correlation with the trained order: (pairs in order - inverted pairs) / all pairs."""
     pairs = list(itertools.combinations(order, 2))
     return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
-
-
