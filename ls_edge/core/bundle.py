@@ -1,7 +1,7 @@
 """A bundle: ``manifest.json`` and one engine file for stem, head and each block.
 
 Reading validates everything: paths in a manifest must stay inside the folder, links are rejected, and
-:meth:`Bundle.read` returns the same bytes whose digest it checked, so files are never reopened by path.
+:meth:`Bundle.opened` keeps the file open whose digest it checked, so files are never reopened by name.
 ``ls_edge.export`` writes the parts first and the manifest last, so a folder with a manifest is complete.
 
 ``model_id`` is equal for bundles of one model in any precision, so their peers can work together. ``bundle_id`` also
@@ -10,8 +10,11 @@ covers the precision and the digests of the parts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -235,6 +238,40 @@ def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) ->
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
 
 
+_CHUNK = 1 << 20
+_OVERLAP = 64
+"""Bytes of a chunk that are searched again with the next one; longer than any pattern."""
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """The open file of a part, whose digest was checked. It is read in chunks, so that it takes no memory.
+
+    It is not mapped: a disk that fails would then end the process by a signal.
+    """
+
+    path: str
+    """Path that leads to the open file, whatever happens to its name."""
+    sha256: str
+    _descriptor: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content; raise :class:`OSError`."""
+        at = 0
+        while chunk := os.pread(self._descriptor, _CHUNK, at):
+            at += len(chunk)
+            yield chunk
+
+    def contains(self, pattern: re.Pattern[bytes]) -> bool:
+        """Return whether a pattern of at most 64 bytes occurs."""
+        tail = b""
+        for chunk in self.chunks():
+            if pattern.search(tail + chunk):
+                return True
+            tail = chunk[-_OVERLAP:]
+        return False
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A bundle that reads parts on demand and checks their digests."""
@@ -337,9 +374,16 @@ class Bundle:
         return part
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a part after checking their digest; parse only these bytes.
+        """Return the bytes of a part, which :meth:`opened` checks."""
+        with self.opened(name) as part:
+            return b"".join(part.chunks())
 
-        Raise :class:`BundleError` if the file is missing and :class:`DigestMismatch` if its content differs.
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[OpenPart]:
+        """Open the file of a part after checking its digest, without a copy in memory.
+
+        Raise :class:`BundleError` if the file is missing or cannot be read, and :class:`DigestMismatch` if its content
+        differs.
         """
         part = self.part(name)
         path = self.folder / part.file
@@ -348,20 +392,26 @@ class Bundle:
                 f"{path} ({name}) is a link or not a file; a bundle holds plain files, copy the file itself"
             )
         try:
-            raw = path.read_bytes()
+            with path.open("rb") as file:
+                opened = OpenPart(f"/proc/self/fd/{file.fileno()}", part.sha256, file.fileno())
+                digest, size = hashlib.sha256(), 0
+                for chunk in opened.chunks():
+                    digest.update(chunk)
+                    size += len(chunk)
+                found = digest.hexdigest()
+                if (found, size) != (part.sha256, part.bytes):
+                    raise DigestMismatch(
+                        f"{path} ({name}) is not the file of this bundle: sha256 {found[:16]}…, {size} bytes, expected "
+                        f"{part.sha256[:16]}…, {part.bytes} bytes; it was changed or belongs to another bundle, copy "
+                        "it again"
+                    )
+                yield opened
         except FileNotFoundError:
             raise BundleError(
                 f"{path} ({name}) is missing; copy it from where the bundle was exported, or export again"
             ) from None
         except OSError as error:
             raise BundleError(f"cannot read {path} ({name}): {error.strerror}; check its permissions") from None
-        found = hashlib.sha256(raw).hexdigest()
-        if (found, len(raw)) != (part.sha256, part.bytes):
-            raise DigestMismatch(
-                f"{path} ({name}) is not the file of this bundle: sha256 {found[:16]}…, {len(raw)} bytes, expected "
-                f"{part.sha256[:16]}…, {part.bytes} bytes; it was changed or belongs to another bundle, copy it again"
-            )
-        return raw
 
     def _check_name(self, name: str, part: PartFile) -> None:
         pure = PurePosixPath(part.file)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ls_edge.core.bundle import Manifest
+from ls_edge.core.bundle import Manifest, OpenPart
 from ls_edge.core.errors import EngineError
 
 
@@ -123,12 +123,17 @@ _EXTERNAL_DATA = re.compile(rb"(?:\x0a|\x8a\x80*[\x00\x10\x20\x30\x40\x50\x60\x7
 """Entry of a ``TensorProto`` with the name of the file of its weights."""
 
 
-def refuse_weights_elsewhere(raw: bytes, part: str) -> None:
+def contains(model: bytes | OpenPart, pattern: re.Pattern[bytes]) -> bool:
+    """Return whether a pattern of at most 64 bytes occurs in an ONNX file."""
+    return model.contains(pattern) if isinstance(model, OpenPart) else pattern.search(model) is not None
+
+
+def refuse_weights_elsewhere(model: bytes | OpenPart, part: str) -> None:
     """Raise :class:`EngineError` if a part refers to weights in another file, which an engine library would read.
 
     The check searches the bytes before any library parses them and does not need the package ``onnx``.
     """
-    if _EXTERNAL_DATA.search(raw):
+    if contains(model, _EXTERNAL_DATA):
         raise EngineError(f"{part} does not load: its weights are in another file; export it again")
 
 

@@ -10,21 +10,24 @@ requested provider does not load, without a silent fallback, or if a part refers
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ls_edge.core.bundle import OpenPart
 from ls_edge.core.errors import DeviceLost, EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
-from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line, refuse_weights_elsewhere
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import (
     CPU,
     TENSORRT,
@@ -39,11 +42,12 @@ from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 KEPT_QUEUED = 32
 """Maximum number of bindings to GPU memory, by batch size and buffers; each takes a few KB."""
 
+_DYNAMIC = re.compile(b"DynamicQuantizeLinear")
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
 
 def open_session(
-    raw: bytes,
+    model: bytes | OpenPart,
     part: str,
     *,
     provider: str,
@@ -51,13 +55,13 @@ def open_session(
     plain: bool = False,
     providers: Sequence[tuple[str, dict[str, str]]] | None = None,
 ) -> Any:
-    """Create an ``InferenceSession`` of ``raw`` that runs on ``provider``; raise :class:`EngineError` if it cannot.
+    """Create an ``InferenceSession`` of a model that runs on ``provider``; raise :class:`EngineError` if it cannot.
 
     ``plain`` keeps ONNX Runtime's default options, for comparisons only. ``providers`` is a result of
     :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
-    _check_provider(ort, raw, part, provider)
+    _check_provider(ort, model, part, provider)
     if memory_of(provider) == "cuda":
         switch_off_tf32()
         preload(ort)
@@ -81,7 +85,12 @@ def open_session(
         options.add_session_config_entry(key, value)
     try:
         # With the fallback, ONNX Runtime would print the reason and continue with other providers.
-        session = ort.InferenceSession(raw, options, providers=providers or providers_of(provider), enable_fallback=0)
+        session = ort.InferenceSession(
+            model.path if isinstance(model, OpenPart) else model,
+            options,
+            providers=providers or providers_of(provider),
+            enable_fallback=0,
+        )
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
@@ -90,20 +99,21 @@ def open_session(
     session.disable_fallback()
     # The session keeps these bytes for the disabled fallback: a second copy of all weights on a small board.
     session._model_bytes = None
+    release_freed_memory()
     return session
 
 
-def _check_provider(ort: Any, raw: bytes, part: str, provider: str) -> None:
-    """Raise :class:`EngineError` if ONNX Runtime does not have the provider, or the provider cannot run ``raw``."""
+def _check_provider(ort: Any, model: bytes | OpenPart, part: str, provider: str) -> None:
+    """Raise :class:`EngineError` if ONNX Runtime does not have the provider, or the provider cannot run the model."""
     available = ort.get_available_providers()
     if provider not in available:
         raise EngineError(
             f"{provider} is not in this build of onnxruntime {ort.__version__} ({', '.join(available)}); install one "
             "that has it, or use cpu"
         )
-    refuse_weights_elsewhere(raw, part)  # before 1.24, ONNX Runtime reads files that are named by their full path
+    refuse_weights_elsewhere(model, part)  # before 1.24, ONNX Runtime reads files that are named by their full path
     # The provider has no kernels for DynamicQuantizeLinear, nor for products of its results.
-    if memory_of(provider) == "cuda" and b"DynamicQuantizeLinear" in raw:
+    if memory_of(provider) == "cuda" and contains(model, _DYNAMIC):
         raise EngineError(
             f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
             "--precision int8 --engine tensorrt --calibrate DATA, or use cpu"
@@ -117,7 +127,7 @@ class OnnxEngine:
 
     def __init__(
         self,
-        raw: bytes,
+        model: bytes | OpenPart,
         part: str,
         signature: Signature,
         *,
@@ -126,7 +136,7 @@ class OnnxEngine:
         options: EngineOptions = PLAIN,
         workspace: CudaWorkspace | None = None,
     ) -> None:
-        """Open ``raw``; raise :class:`EngineError` that names the part if it or the provider does not load.
+        """Open a model; raise :class:`EngineError` that names the part if it or the provider does not load.
 
         With a ``workspace`` (CUDA provider only), tokens stay on the GPU between engines that share it. ``options``
         apply to providers that build engines, and limit GPU memory.
@@ -136,14 +146,17 @@ class OnnxEngine:
         self.threads = threads
         self.workspace = workspace
         stream = None if workspace is None else workspace.stream
+        digest = ""
+        if provider == TENSORRT:
+            digest = model.sha256 if isinstance(model, OpenPart) else hashlib.sha256(model).hexdigest()
         providers = providers_of(
             provider,
             options=options,
             signature=signature,
             stream=stream,
-            onnx_sha256=hashlib.sha256(raw).hexdigest() if provider == TENSORRT else "",
+            onnx_sha256=digest,
         )
-        self._session: Any = open_session(raw, part, provider=provider, threads=threads, providers=providers)
+        self._session: Any = open_session(model, part, provider=provider, threads=threads, providers=providers)
         self.provider = provider
         if workspace is not None:
             workspace.hold()
@@ -264,6 +277,21 @@ def onnxruntime_module() -> Any:
             f"onnxruntime does not load ({first_line(error)}); to install it: {engine_advice()}"
         ) from None
     return onnxruntime
+
+
+def release_freed_memory() -> None:
+    """Give the memory that loading a model has freed back to the system; glibc would keep about half of its size.
+
+    musl's allocator does so by itself and has no such function.
+    """
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 @functools.cache

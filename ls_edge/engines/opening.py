@@ -197,15 +197,16 @@ def _open_with(
                 if choice.kind == "tensorrt" and workspace is not None:
                     by_file[file] = open_tensorrt(bundle, name, signature, options, workspace, on_status=on_status)
                 else:
-                    by_file[file] = OnnxEngine(
-                        bundle.read(name),
-                        name,
-                        signature,
-                        provider=choice.provider,
-                        threads=threads,
-                        options=share,
-                        workspace=workspace,
-                    )
+                    with bundle.opened(name) as model:
+                        by_file[file] = OnnxEngine(
+                            model,
+                            name,
+                            signature,
+                            provider=choice.provider,
+                            threads=threads,
+                            options=share,
+                            workspace=workspace,
+                        )
             engines[name] = by_file[file]
         if choice.provider != CPU:
             for engine in by_file.values():  # if memory runs out only in a run, there are still other choices
@@ -288,7 +289,8 @@ def _why_not_cuda(bundle: Bundle, part: str) -> str:
     if CUDA not in ort.get_available_providers():
         return f"not in this build of onnxruntime {ort.__version__}"
     try:
-        open_session(bundle.read(part), part, provider=CUDA, threads=1)
+        with bundle.opened(part) as model:
+            open_session(model, part, provider=CUDA, threads=1)
     except EngineError as error:
         return _reason(error)
     return ""

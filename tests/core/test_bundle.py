@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -155,6 +156,18 @@ def test_a_changed_part_is_named(folder, name, file):
     path.write_bytes(raw)
     with pytest.raises(DigestMismatch, match=rf"{file} \({name}\) is not the file of this bundle: sha256 "):
         Bundle.open(folder).read(name)
+
+
+@pytest.mark.parametrize("at", [0, 2**20 - 3, 2**20, 2**21 - 1])
+def test_an_open_part_is_searched_across_its_chunks(tmp_path, at):
+    content = bytearray(2**21 + 100)
+    content[at : at + 6] = b"needle"
+    make(tmp_path / "b", content=bytes(content))
+    with Bundle.open(tmp_path / "b").opened("block 1") as part:
+        assert part.contains(re.compile(b"needle"))
+        assert not part.contains(re.compile(b"haystack"))
+        (tmp_path / "b/blocks/01.onnx").rename(tmp_path / "b/away.onnx")
+        assert hashlib.sha256(Path(part.path).read_bytes()).hexdigest() == part.sha256
 
 
 @pytest.mark.parametrize("size", [0, 13, 1000])

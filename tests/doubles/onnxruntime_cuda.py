@@ -42,7 +42,8 @@ class OnnxRuntimeWithCuda:
         self.preloaded += 1
         print("Failed to load libcurand.so.10: not there")
 
-    def InferenceSession(self, raw, options, providers, enable_fallback=1):
+    def InferenceSession(self, path_or_bytes, options, providers, enable_fallback=1):
+        raw = path_or_bytes if isinstance(path_or_bytes, bytes) else Path(path_or_bytes).read_bytes()
         self.opened.append(providers)
         for name, given in providers:
             unknown = set(given) - set(OPTIONS.get(name, ()))
