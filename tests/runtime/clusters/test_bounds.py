@@ -144,14 +144,13 @@ def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
     assert_replays(tiny_bundle, images(20), answers)
 
 
-@pytest.mark.parametrize("greed", [64, 600], ids=["equal", "tenfold"])
-def test_two_sources_share_the_peers_although_one_sends_ten_times_as_much(start_peers, tiny_bundle, images, greed):
+def test_two_sources_share_the_peers_although_one_sends_ten_times_as_much(start_peers, tiny_bundle, images):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
     peers = start_peers({"a": everything, "b": everything})
     for name in peers.bundles:
         peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))
     with (
-        Source.open(peers.path, tiny_bundle, max_skips=0, max_inflight=greed, budget_ms=30_000) as greedy,
+        Source.open(peers.path, tiny_bundle, max_skips=0, max_inflight=600, budget_ms=30_000) as greedy,
         Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as modest,
     ):
         assert greedy.wait_ready() == modest.wait_ready() == ()
@@ -164,8 +163,6 @@ def test_two_sources_share_the_peers_although_one_sends_ten_times_as_much(start_
         for future in futures:
             future.cancel()
     assert greedy_meanwhile <= 60 * 2
-    if greed == 64:  # with 600 in flight it is slowed down by itself
-        assert greedy_meanwhile >= 60 / 2
 
 
 # The same in simulated time, which is deterministic.
@@ -185,8 +182,8 @@ def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
     return sim, answered * 6 * 0.005 / (seconds * len(placement))
 
 
-@pytest.mark.parametrize("policy", ["nearest", "sequential", "fastest", "random"])
-@pytest.mark.parametrize("most", [4, 16])
+@pytest.mark.unit
+@pytest.mark.parametrize(("policy", "most"), [("nearest", 4), ("sequential", 16), ("fastest", 4), ("random", 16)])
 def test_peers_with_all_blocks_are_busy_all_the_time(policy, most):
     sim, used = saturated({"a": range(6), "b": range(6)}, most, policy=policy)
     assert used > 0.95
@@ -196,21 +193,9 @@ def test_peers_with_all_blocks_are_busy_all_the_time(policy, most):
 STAGES = {"a": range(3), "b": range(3, 6)}
 
 
-@pytest.mark.parametrize("policy", ["nearest", "fastest", "random"])
-@pytest.mark.parametrize("most", [4, 16])
+@pytest.mark.unit
+@pytest.mark.parametrize(("policy", "most"), [("nearest", 4), ("fastest", 16), ("random", 4)])
 def test_peers_that_depend_on_each_other_do_not_fill_up_with_new_work(policy, most):
     sim, used = saturated(STAGES, most, policy=policy)
     assert not [note for _, _, note in sim.notes if note.what == "suspect"]
     assert used > 0.8
-
-
-def test_requests_that_never_had_a_credit_are_overloaded_even_with_a_short_budget():
-    sim = FaultySimulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
-    sim.run(0.3)
-    for _ in range(64):
-        sim.submit(budget=0.2)
-    sim.settle()
-    ended = Counter(type(getattr(outcome, "error", None)).__name__ for (outcome,) in sim.outcomes.values())
-    assert ended["NoneType"] > 0
-    assert ended["Overloaded"] > 30
-    assert ended["BudgetExceeded"] <= 2 * 4

@@ -222,12 +222,6 @@ def test_peers_of_another_model_are_refused_with_both_ids(start_peers, tiny_bund
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_answers_replay_with_every_hop_through_the_source(thirds, open_source, tiny_bundle):
-    records, summary = Run(open_source(thirds.path, via_source=True), 40).finish()
-    assert (summary.answered, summary.failed, summary.degraded) == (40, 0, 0)
-    assert_replays(tiny_bundle, records[::5])
-
-
 def test_blocks_behind_a_peer_have_no_holder_with_every_hop_through_the_source(
     serve_peers, tiny_bundle, images, wait_until, tmp_path
 ):
@@ -257,37 +251,6 @@ def test_a_process_with_an_older_file_takes_part(serve, write_peers, tiny_bundle
         assert source.wait_ready(30) == ()
         for image in images(5):
             assert source.submit(image, budget_ms=60_000).result(30).record.skipped == ()
-
-
-def test_requests_next_to_canceled_ones_are_answered_and_close_can_be_repeated(thirds, tiny_bundle):
-    source = Source.open(thirds.path, tiny_bundle)
-    assert source.wait_ready() == ()
-    image = source.preprocess(open_data("digits", "eval").images[0].read())
-    futures = [source.submit(image) for _ in range(50)]
-    for future in futures[::2]:
-        future.cancel()
-    for future in futures[1::2]:
-        assert future.result(10).logits.shape == (10,)
-    source.close()
-    source.close()
-
-
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_answers_replay_within_the_tolerance_of_the_codec(start_peers, open_source, tiny_bundle, codec):
-    peers = start_peers(THIRDS, each={"codec": codec})
-    records, summary = Run(open_source(peers.path, policy="random"), 30).finish()
-    assert summary.failed == 0
-    assert_replays(tiny_bundle, records, codec)
-
-
-def test_a_port_in_use_is_one_line(thirds, tiny_bundle):
-    command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(thirds.path), "--name", "a"]
-    done = subprocess.run(
-        [*command, "--bundle", str(tiny_bundle)], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 1
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "in use" in done.stderr
 
 
 def test_peers_do_not_outlive_the_process_that_started_them(tmp_path, tiny_bundle, wait_until):

@@ -43,17 +43,6 @@ def test_a_settled_fleet_sends_no_state(fleet):
     assert not fleet.states
 
 
-def test_a_fleet_settles_again_after_a_request(fleet):
-    request = fleet.submit()
-    fleet.settle()
-    fleet.run(Limits().load_every + 2 * Limits().load_every)
-    assert fleet.outcomes[request]
-    assert fleet.states
-    fleet.states.clear()
-    fleet.run(60.0)
-    assert not fleet.states
-
-
 def test_only_users_of_a_peer_hear_its_load_often():
     """In a chain, the process before a peer and the source are its users."""
     blocks = 6
@@ -87,17 +76,6 @@ def test_neighbors_know_the_state_that_a_peer_would_send_now(fleet):
         for n in process.machine.neighbors:
             if n.name != SOURCE:
                 assert n.state == fleet.processes[n.name].machine.rules.state(name)
-
-
-def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
-    """Only time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
-    machine = fleet.processes["p0"].machine
-    for name in ("p1", "p5"):
-        machine.neighbors.get(name).suspect()
-    fleet.submit()
-    fleet.settle()
-    fleet.run(10.0)
-    assert 1 in fleet.source.neighbors.get("p0").state.reach_blocks
 
 
 def test_sixteen_idle_peers_send_no_message(serve, write_peers, tiny_bundle, wait_until, monkeypatch):
