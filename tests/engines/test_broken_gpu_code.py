@@ -16,35 +16,25 @@ from tests.engines.conftest import mapped
 from tests.engines.reference import ORDER, expected, tokens
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
-FREE = 'self.cuda.attempt("cudaFree", self._scratch[0])'
 NEW = "self._new_context(batch)"
 ONE = f"found = self._contexts[key] = {NEW}"
 GENERATION = "self.workspace.generation"
 SHARED = ONE.replace(NEW, f"_Context((next(iter(self._contexts.values()), None) or {NEW}).context, {GENERATION})")
 PROFILE = "set_optimization_profile_async(profile_of(batch), self.workspace.stream)"
-SHARE = 'self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)'
-READ = "result[...] = source.values(data, engines[-1].signature.output, batch)"
 
 
 @pytest.mark.parametrize(
     ("what", "old", "new"),
     [
         ("no synchronization", WAIT, "pass"),
-        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("writes where it reads", "target.device + data", "source.device + data"),
         ("buffers for too few images", "size, doing=doing)\n\n", "size // 4, doing=doing)\n\n"),
         ("an address of the host", "first.name: source.device + data", "first.name: source._host + data"),
         ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
-        ("frees scratch memory too early", WAIT, f"{FREE}; self._scratch = 0, 0; {WAIT}"),
         ("pinned memory is left", 'self._cuda.attempt("cudaFreeHost", host)', "pass"),
-        ("the stream is left", 'self.cuda.attempt("cudaStreamDestroy", stream)', "pass"),
-        ("memory on the GPU is left", 'self._cuda.attempt("cudaFree", device)', "pass"),
-        ("scratch memory is left", FREE, "pass"),
         ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
-        ("pageable memory", "self._host + start)", "self.array.copy().ctypes.data + start)"),
         ("copies in the wrong direction", "copy(TO_DEVICE,", "copy(TO_HOST,"),
         ("copies too few bytes", "data + sum(row", "data + sum(row[:0]"),
-        ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
     ],
 )  # fmt: skip
 def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
@@ -57,10 +47,7 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
     ("what", "old", "new"),
     [
         ("no synchronization", WAIT, "pass"),
-        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
-        ("the address of the host", SHARE, "self._host"),
-        ("memory that nothing is copied to", SHARE, 'self._cuda.call("cudaMalloc", size, doing=doing)'),
         ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
     ],
 )  # fmt: skip
@@ -76,12 +63,8 @@ def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what
         ("the other profile", PROFILE, PROFILE.replace("profile_of(batch)", "1 - profile_of(batch)")),
         ("no activation memory", "context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))", "pass"),
         ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
-        ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
         ("one context for all graphs", ONE, SHARED),
-        ("captured before it ran", "elif uses_graph and", "if uses_graph and"),
         ("a graph is left", 'self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)', "pass"),
-        ("what it was made of is left", 'cuda.attempt("cudaGraphDestroy", graph)', "pass"),
-        ("the memory is left", "self._engine = None\n        self.workspace.release()", "self._engine = None"),
         ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
     ],
 )  # fmt: skip

@@ -86,10 +86,8 @@ def test_weights_elsewhere_are_found_in_any_tensor(place):
     assert not refuses(PLACES[place](False).SerializeToString())
 
 
-@pytest.mark.parametrize(
-    "tag", [b"\x0a", b"\x8a\x00", b"\x8a\x80\x80\x00", b"\x8a\x80\x80\x80\x10", b"\x8a\x80\x80\x80\x70"]
-)
-@pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
+@pytest.mark.parametrize("tag", [b"\x0a", b"\x8a\x80\x80\x80\x70"])
+@pytest.mark.parametrize("length", [b"\x08", b"\x88\x80\x00"])
 def test_weights_elsewhere_are_found_in_encodings_that_protobuf_does_not_write(tiny_bundle, tag, length):
     """ONNX Runtime reads such an entry: its protobuf ignores bits of a tag above the 32nd."""
     entry = tag + length + b"location" + b"\x12\x01w"
@@ -105,18 +103,6 @@ def test_a_name_that_contains_location_is_not_a_file():
     raw = model([helper.make_node("Identity", ["w.location.weight"], ["location_of_y"])]).SerializeToString()
     assert b"location" in raw
     assert not refuses(raw)
-
-
-@pytest.mark.parametrize("spoilt", ["no place", "cut off"])
-def test_a_file_without_its_weights_does_not_load(tiny_bundle, spoilt):
-    whole = onnx.load_model_from_string(Bundle.open(tiny_bundle).read("block 0"))
-    raw = whole.SerializeToString()[:-1000]
-    if spoilt == "no place":
-        whole.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
-        raw = whole.SerializeToString()
-    assert not refuses(raw)
-    with pytest.raises(EngineError, match=r"^block 0 does not load in onnxruntime"):
-        open_session(raw, "block 0", provider=CPU, threads=1)
 
 
 def test_onnxruntimes_own_format_is_refused(tiny_bundle, tmp_path):

@@ -1,6 +1,5 @@
 """The choice of the engine library, and the opening of parts: a named engine is used or raises."""
 
-import importlib.util
 import logging
 import shutil
 import sys
@@ -115,16 +114,6 @@ def test_without_a_cuda_runtime_tokens_are_copied_and_a_warning_is_logged(bundle
     with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
         close(runner.run((0, 1), tokens()), exact.block(1, exact.block(0, tokens())))
     runner.close()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
-def test_without_tensorrt_naming_it_is_an_error_and_auto_is_onnx(tiny_bundle):
-    bundle = Bundle.open(tiny_bundle)
-    with pytest.raises(EngineError, match="tensorrt is not installed"):
-        open_engine(bundle, "head", kind="tensorrt")
-    with pytest.raises(UsageError, match="provider 'cpu': only ONNX Runtime has providers"):
-        open_engine(bundle, "head", kind="tensorrt", provider="cpu")
-    assert open_engine(bundle, "head").kind == "onnx"
 
 
 def test_opening_reports_its_steps(tiny_bundle):

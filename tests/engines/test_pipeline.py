@@ -7,7 +7,6 @@ import onnxruntime
 import pytest
 import torch
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.records import RequestRecord
@@ -61,22 +60,6 @@ def test_every_arrangement_computes_the_same_as_pytorch(pipeline, view, arrangem
     with torch.no_grad():
         expected = view(torch.from_numpy(images), asked).numpy()
     close(pipeline.forward(images, asked), expected, 1e-5)
-
-
-def test_a_whole_order_computes_the_same_as_part_by_part(pipeline):
-    order = (2, 5, 0, 3)
-    tokens = pipeline.stem(IMAGES)
-    for slot, block in enumerate(order):
-        tokens = pipeline.block(block, tokens, slot)
-    np.testing.assert_array_equal(pipeline.head(tokens), pipeline.forward(IMAGES, order))
-    one_track = Arrangement((((2, 5),), ((0, 3),)))
-    np.testing.assert_array_equal(pipeline.forward(IMAGES, one_track), pipeline.forward(IMAGES, order))
-
-
-def test_batches_of_changing_size_give_the_same_logits(pipeline):
-    alone = [pipeline.forward(image[None]) for image in IMAGES]
-    for batch in (3, 1, 2, 3, 1):
-        close(pipeline.forward(IMAGES[:batch]), np.concatenate(alone[:batch]), 1e-5)
 
 
 def test_profile_times_each_part(pipeline):

@@ -1,9 +1,7 @@
 """Execution providers of ONNX Runtime: options that keep float32 exact, memory, and reasons of the loader."""
 
 import importlib
-import importlib.metadata
 import inspect
-import json
 
 import numpy as np
 import onnxruntime
@@ -16,7 +14,6 @@ from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
 from ls_edge.engines.tensorrt.build import EngineOptions
-from tests.engines.conftest import DOUBLES
 from tests.engines.reference import close, tokens
 
 
@@ -67,24 +64,6 @@ def test_blocks_with_the_same_names_do_not_share_a_cached_engine(bundle, ort, tm
     assert len(ort.engines) == 2
     open_session(bundle.read("block 2"), "block 2", provider=TENSORRT, threads=1)  # not known by a digest
     assert len(ort.engines) == 2
-
-
-def test_the_recorded_options_are_those_of_the_installed_wheel(doubles):
-    """Only where onnxruntime-gpu is installed; elsewhere the record of its messages counts."""
-    recorded = json.loads((DOUBLES / "provider_options.json").read_text())["options"]
-    try:
-        files = importlib.metadata.distribution("onnxruntime-gpu").files or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("onnxruntime-gpu is not installed")
-    binary = next(file for file in files if "onnxruntime_pybind11_state" in file.name).locate().read_bytes()
-    found = importlib.import_module("read_provider_options").options_in(binary)
-    used = dict(providers_of(TENSORRT, onnx_sha256="0", options=EngineOptions(gpu_mem_limit=1 << 20)))[TENSORRT]
-    assert b'CUDA execution provider option "gpu_mem_limit"' in binary
-    library = next(file for file in files if file.name == "libonnxruntime_providers_cuda.so").locate().read_bytes()
-    cuda = dict(providers_of(CUDA, stream=1, options=EngineOptions(gpu_mem_limit=1 << 20)))[CUDA]
-    words = (*cuda, cuda["arena_extend_strategy"], cuda["cudnn_conv_algo_search"])
-    assert [word for word in words if word.encode() not in library] == []
-    assert {key: found[key] for key in used} == {key: recorded[key] for key in used}
 
 
 def test_memory_has_the_name_that_onnxruntime_uses():

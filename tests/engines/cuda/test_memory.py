@@ -31,16 +31,6 @@ def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronization(runn
     assert counts["execute"] == 0
 
 
-def test_a_pipeline_on_tensorrt_computes_the_same_as_on_the_cpu(bundle, any_gpu, exact):
-    images = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
-    with Pipeline.open(bundle, kind="tensorrt", max_batch=4) as pipeline:
-        for order in (ORDER, (5, 2), ()):
-            logits, counts = counted(any_gpu, lambda order=order: pipeline.forward(images, order))
-            close(logits, exact.forward(images, order))
-            assert (counts[COPIES[0]], counts[COPIES[1]]) == (any_gpu.copies,) * 2
-        close(pipeline.profile(images)[0], exact.forward(images))
-
-
 def test_each_block_gets_its_slot(any_gpu, slot_bundle):
     bundle = Bundle.open(slot_bundle)
     images = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
@@ -77,18 +67,6 @@ def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu):
         open_block_engines(bundle, ORDER, kind="tensorrt")
     gpu.memory = 1 << 30
     assert gpu.left() == []
-
-
-def test_tokens_between_blocks_stay_in_the_memory_of_an_integrated_gpu(bundle, gpu, exact):
-    """It does not cache pinned memory, which engines read several times."""
-    gpu.integrated = 1
-    runner = Executor(open_block_engines(bundle, ORDER, kind="tensorrt"))
-    runner.warm_up(1)
-    result, counts = counted(gpu, lambda: runner.run(ORDER, tokens()))
-    close(result, expected(exact, ORDER, tokens()))
-    assert [counts[name] for name in COPIES] == [1, 1]
-    assert {a.kind for a in gpu.allocations} == {"pinned", "device"}
-    runner.close()
 
 
 def test_files_in_the_page_cache_are_no_memory_of_engines_on_an_integrated_gpu(bundle, gpu, monkeypatch):
@@ -180,12 +158,6 @@ def test_an_error_that_stays_is_known_without_memory_that_sessions_share(
         runner.run((0, 1), tokens())
     runner.close()
     gpu.reset()
-
-
-def test_a_failed_call_is_not_left_for_the_next_library(gpu, runner, exact):
-    gpu.refuse["cudaHostAlloc"] = [(2, "out of memory")]
-    assert runner.workspace.cuda.attempt("cudaHostAlloc", 1, 0) == 2
-    close(runner.run((0, 1), tokens(3)), expected(exact, (0, 1), tokens(3)))
 
 
 def test_one_visit_on_cuda_makes_two_copies_and_one_synchronization(bundle, ort, any_gpu):

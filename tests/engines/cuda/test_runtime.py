@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -97,23 +96,3 @@ def test_the_real_library_has_every_function_and_lets_other_threads_run():
         assert cuda._words(module.DRIVER_TOO_OLD) == b"CUDA driver version is insufficient for CUDA runtime version"
         for function in cuda._functions.values():
             assert not type(function)._flags_ & ctypes._FUNCFLAG_PYTHONAPI  # which would keep the GIL
-
-
-def test_waiting_for_the_gpu_does_not_stop_other_threads(gpu, monkeypatch):
-    import cudart
-
-    waits, runs = threading.Event(), threading.Event()
-
-    def synchronize(stream):
-        waits.set()
-        return (0 if runs.wait(30) else 1,)
-
-    def run():
-        if waits.wait(30):
-            runs.set()
-
-    monkeypatch.setattr(cudart, "cudaStreamSynchronize", synchronize)
-    other = threading.Thread(target=run)
-    other.start()
-    assert cuda_runtime().attempt("cudaStreamSynchronize", 1) == 0
-    other.join(30)
