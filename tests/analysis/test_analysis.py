@@ -37,12 +37,6 @@ def test_kinds_are_sorted_and_unknown_ones_refused():
         check_kinds(["importance", "x"])
 
 
-def test_a_kind_that_is_not_asked_for_is_not_measured():
-    found = analyzed(Residual(), "contribution")
-    assert [name for name, _, _ in found.measured] == ["contribution"]
-    assert found.reasons == dict.fromkeys(set(KINDS) - {"contribution"}, "not asked for")
-
-
 def test_kinds_of_a_run_have_a_reason_for_other_models():
     of_run = [name for name, kind in KINDS.items() if kind.needs_run]
     found = analyzed(Residual(), *of_run)

@@ -36,25 +36,6 @@ def test_statistics_are_over_orders_and_draws():
     assert found.kept["2"].sequential == pytest.approx(np.mean(two))
 
 
-def test_one_order_and_one_model_have_no_deviation():
-    found = evaluate(Digits(3, lambda order: True), images(), plan_of(Bands(3), orders=1, freedom=True))
-    assert found.arbitrary.top1_std is None
-    one = aggregate([found])
-    assert one.arbitrary.top1_std is one.models.sequential_std is one.models.arbitrary_std is None
-    assert one.kept["1"].arbitrary_std is None
-    seeds = [msgspec.structs.replace(found, sequential=type(found.sequential)(top1)) for top1 in (0.499, 0.265)]
-    assert aggregate(seeds).models.sequential_std == pytest.approx(0.165, abs=1e-3)
-
-
-def test_all_blocks_kept_are_the_orders_of_the_model():
-    found = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan_of(Bands(3), orders=20, keep=[1, 3]))
-    assert found.kept["3"].sequential == found.sequential.top1 == 1
-    assert found.kept["3"].arbitrary == found.arbitrary.top1_mean
-    assert found.kept["3"].arbitrary_std == found.arbitrary.top1_std
-    one = [Bands(3).random_subset_order(1, 0, i, shuffled=True) == (0,) for i in range(DRAWS)]
-    assert found.kept["1"].arbitrary_std == pytest.approx(np.std(one, ddof=1))
-
-
 def test_the_document_has_the_keys_of_the_contract():
     document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), plan_of(Bands(4))))
     assert set(document) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
@@ -145,13 +126,3 @@ def test_bands_are_evaluated_from_a_fixed_order_to_full_freedom():
     msgspec.json.encode(
         evaluate(Digits(24, lambda order: True), images(), plan_of(Bands(24), orders=1, keep=[], freedom=True))
     )
-
-
-def test_freedom_is_averaged_over_models():
-    plan = plan_of(Bands(3), orders=6, keep=[], freedom=True)
-    good = evaluate(Digits(3, lambda order: True), images(), plan)
-    bad = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan)
-    both = aggregate([good, bad]).freedom
-    assert [step.top1_mean for step in both] == pytest.approx([1.0, 1.0, (1 + 2 / 6) / 2])
-    assert both[2].top1_worst == 0.0
-    assert both[2].top1_std == pytest.approx(np.std([1] * 6 + [1, 1, 0, 0, 0, 0], ddof=1))

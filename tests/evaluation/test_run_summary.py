@@ -10,8 +10,6 @@ from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan,
 from ls_edge.evaluation.run_summary import (
     PeerContext,
     RunContext,
-    error_type,
-    quantiles,
     summarize,
     wilson,
 )
@@ -105,17 +103,6 @@ def test_statistics_of_a_small_run_are_exact():
     assert summary.order_tau == 1.0
 
 
-def test_a_peer_that_only_the_records_know_gets_its_blocks_from_them():
-    summary = summarize([record(0)], [], RunContext())
-    assert summary.peers["b"].blocks == (1,)
-    assert summary.peers["b"].state == "unknown"
-
-
-def test_failed_requests_with_labels_do_not_lower_top1():
-    summary = summarize([record(0), failed(1)], [], RunContext())
-    assert summary.top1 == 1.0
-
-
 @pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1, "weird")]])
 def test_a_run_without_answers_has_nulls_instead_of_nan(records):
     text = summarize(records, [], RunContext()).to_json()
@@ -169,12 +156,6 @@ def test_wilson_intervals_equal_published_values():
     assert math.isclose(high, 1.0)
 
 
-def test_without_visits_hops_are_counted_from_the_order():
-    assert record(0, visits=(), waves=plain((0, "a"), (1, "a"), (2, "b"), (3, "a"))).hops == 4
-    assert record(0, visits=(), waves=()).hops == 0
-    assert record(0).hops == 3
-
-
 def test_parallel_blocks_count_for_all_their_holders():
     waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
     summary = summarize([record(0, waves=waves, visits=())], [], RunContext())
@@ -208,14 +189,3 @@ def test_work_of_a_wave_counts_once_for_its_holder():
     assert summary.hops.mean == 4
     assert summary.hops.wire_ms_p50 == pytest.approx(1.0)
     assert summary.hops.engine_ms_p50 == pytest.approx((4.5 + 3.5) / 2)
-
-
-def test_errors_are_counted_by_type():
-    assert error_type("Overloaded: no credit: anywhere") == "Overloaded"
-    assert error_type("") == "unknown"
-
-
-def test_quantiles_of_one_value_equal_it():
-    import numpy as np
-
-    assert set(msgspec.to_builtins(quantiles(np.array([4.0]))).values()) == {4.0}

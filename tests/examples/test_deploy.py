@@ -1,15 +1,11 @@
 """``examples/deploy``: each file passes its linter and starts peers with existing flags."""
 
-import contextlib
 import glob
 import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import click
@@ -19,9 +15,6 @@ import yaml
 
 from ls_edge.cli.main import cli
 from ls_edge.engines.tensorrt.cache import default_folder
-from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.runtime.transport.keys import new_keys
-from tests.cli.conftest import make_bundle
 from tests.linters import lint
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
@@ -141,117 +134,6 @@ def test_systemd_accepts_the_unit(tmp_path, name):
     assert "StartLimitIntervalSec=0" in text.partition("[Service]")[0]  # otherwise five quick failures end it for good
 
 
-SYSTEMD = Path("/lib/systemd/systemd")
-MANAGER = """
-mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system /run/user/systemd/user /run/home /run/ls-edge
-mount --bind "$1" /run/ls-edge && cp "$1"/*.service /run/user/systemd/user && chmod 700 /run/user
-export XDG_RUNTIME_DIR=/run/user HOME=/run/home
-/lib/systemd/systemd --user  # not as process 1, which would be the system's
-"""
-
-
-class UserManager:
-    """A ``systemd --user`` in process and mount namespaces of its own, which see ``folder`` as /run/ls-edge."""
-
-    def __init__(self, folder):
-        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", MANAGER]
-        self._log = (folder / "manager.log").open("w")
-        self._process = subprocess.Popen([*command, "sh", folder], stdout=self._log, stderr=self._log)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def systemctl(self, *arguments):
-        """Return what ``systemctl --user`` prints, or an empty string if it fails, as before the manager is up."""
-        found = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        if not found:
-            return ""
-        inside = ["nsenter", "--target", found[0], "--mount", "--pid", "env", "XDG_RUNTIME_DIR=/run/user"]
-        done = subprocess.run(
-            [*inside, "systemctl", "--user", *arguments], capture_output=True, text=True, timeout=30, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    def show(self, unit, key):
-        return self.systemctl("show", "--property", key, "--value", unit)
-
-
-@pytest.fixture
-def manager(tmp_path, wait_until):
-    """A user's systemd with the units of a peer and a server, which differ in user, paths and the server's port."""
-    needed = SYSTEMD.exists() and all(map(shutil.which, ("unshare", "nsenter", "systemctl")))
-    if not needed or os.geteuid() != 0:
-        pytest.skip("a systemd of its own needs Linux, root, systemd, unshare and nsenter")
-    for unit in (UNIT, SERVE_UNIT):
-        text = (FOLDER / unit).read_text().replace("User=edge\n", "").replace("/etc/ls-edge", "/run/ls-edge")
-        text = text.replace("/var/lib/ls-edge/bundle", "/run/ls-edge/bundle --http 127.0.0.1:0")
-        text = text.replace("/var/lib/", "%S/").replace("/var/cache/", "%C/")
-        text = text.replace("/opt/ls-edge/bin/ls-edge", f"{sys.executable} -m ls_edge")
-        text = text.replace("[Install]", "StandardError=append:/run/ls-edge/%i.log\n\n[Install]")
-        (tmp_path / unit).write_text(text)
-    with UserManager(tmp_path) as manager:
-        wait_until(lambda: manager.systemctl("start", "basic.target") or manager.show("basic.target", "Id"), timeout=60)
-        yield manager
-
-
-@pytest.mark.release
-def test_a_real_systemd_restarts_peer_and_server_without_limit_and_reloads_and_stops_them(
-    manager, tmp_path, wait_until
-):
-    """Their file comes after more failures than systemd's default limit of five, and the model last."""
-    make_bundle(tmp_path / "bundle")
-    units = {"orin-0": UNIT.replace("@", "@orin-0"), "laptop": SERVE_UNIT.replace("@", "@laptop")}
-    public = {name: new_keys(name, tmp_path)[0].public.decode() for name in units}
-    (port,) = free_ports(1)
-    peer = {"name": "orin-0", "address": f"tcp://127.0.0.1:{port}", "blocks": "all", "public_key": public["orin-0"]}
-    source = {"name": "laptop", "public_key": public["laptop"], "may_push": True}
-    for unit in units.values():
-        manager.systemctl("start", "--no-block", unit)
-    wait_until(lambda: all(int(manager.show(unit, "NRestarts") or 0) > 5 for unit in units.values()), timeout=120)
-    for unit in units.values():
-        assert manager.show(unit, "ActiveState") != "failed"
-        assert manager.show(unit, "StartLimitIntervalUSec") == "0"
-    path = tmp_path / "peers.yaml"
-    path.write_text(yaml.safe_dump({"peers": [peer], "sources": [source]}))
-
-    def logged(name, event):
-        lines = (tmp_path / f"{name}.log").read_text().splitlines()
-        return [
-            line for line in map(json.loads, filter(lambda line: line.startswith("{"), lines)) if line["event"] == event
-        ]
-
-    def is_ready():
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"{logged('laptop', 'serving')[-1]['url']}/health/ready"),
-        ):
-            return True
-        return False
-
-    wait_until(lambda: logged("orin-0", "listening") and logged("laptop", "serving"), timeout=60)
-    assert not is_ready()
-    files = ("--peers", path, "--bundle", tmp_path / "bundle", "--secret-key", tmp_path / "laptop.key_secret")
-    subprocess.run([sys.executable, "-m", "ls_edge", "push", *files], check=True, capture_output=True, timeout=60)
-    wait_until(is_ready, timeout=60)
-    before = {unit: manager.show(unit, "MainPID") for unit in units.values()}
-    for unit in units.values():
-        manager.systemctl("kill", "--signal=KILL", unit)
-    wait_until(lambda: len(logged("laptop", "serving")) == 2 and is_ready(), timeout=60)
-    for name, unit in units.items():
-        assert manager.show(unit, "MainPID") != before[unit]
-        manager.systemctl("reload", unit)
-        wait_until(lambda name=name: logged(name, "reloaded"), timeout=60)
-    assert is_ready()
-    for unit in units.values():
-        manager.systemctl("stop", unit)
-        assert (manager.show(unit, "ActiveState"), manager.show(unit, "Result")) == ("inactive", "success")
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_dockerfiles_pass_their_linter(name):
     lint("hadolint", FOLDER / name)
@@ -271,13 +153,6 @@ def test_the_manifest_is_valid_for_kubernetes_and_needs_no_gpu():
 def assert_extras(names):
     project = (FOLDER.parents[1] / "pyproject.toml").read_text()
     assert all(re.search(rf"^{name} = ", project, re.M) for name in names.split(","))
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_images_can_serve_the_metrics_of_their_peer(name):
-    (extras,) = re.findall(r'"/src\[(.*)\]"', (FOLDER / name).read_text())
-    assert extras.endswith(",metrics")
-    assert_extras(extras)
 
 
 @pytest.mark.parametrize(
@@ -306,22 +181,6 @@ def test_the_playbook_gives_each_board_its_environment(is_jetson, release, extra
     assert tasks["ansible.builtin.user"]["ansible.builtin.user"]["groups"] == tasks["ansible.builtin.group"]["loop"]
     assert set(tasks["ansible.builtin.group"]["loop"]) == {"video", "render"}
     assert_extras(extras)
-
-
-def test_only_the_secret_key_belongs_to_the_user_of_the_service():
-    (play,) = yaml.safe_load((FOLDER / "playbook.yml").read_text())
-    (files,) = (task for task in play["tasks"] if "ansible.builtin.copy" in task)
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    owner = environment.from_string(files["ansible.builtin.copy"]["owner"])
-    owners = {
-        Path(item["src"]).suffix: owner.render(item=item) for item in files["loop"] if "{{ wheel" not in item["src"]
-    }
-    assert owners == {".yaml": "root", ".key_secret": "edge", ".service": "root"}
-
-
-def test_a_signal_to_the_container_reaches_the_peer_at_any_time():
-    """Without an init, a signal to process 1 is lost until the peer has set its handler."""
-    assert yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]["peer"]["init"] is True
 
 
 def test_the_playbook_is_short_and_names_existing_files(tmp_path):

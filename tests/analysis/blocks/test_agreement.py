@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from ls_edge.core.bands import Bands
 from tests.analysis.models import Residual, analyzed, drawn, plan_of, softmax
 
 
@@ -21,12 +20,3 @@ def test_answers_match_orders_run_one_by_one():
         away = [np.abs(softmax(each) - softmax(trained)).sum(1).mean() / 2 for each in logits]
         assert one.total_variation == pytest.approx(np.mean(away), abs=1e-6)
         assert one.orders == len(logits)
-
-
-def test_a_fixed_order_always_agrees():
-    found = analyzed(Residual(), "agreement", bands=Bands.fixed(5)).agreement
-    assert (found.random.same_class, found.random.total_variation) == (1, 0)
-
-
-def test_the_only_block_of_a_model_is_not_left_out():
-    assert analyzed(Residual(blocks=1), "agreement").agreement.left_out == []

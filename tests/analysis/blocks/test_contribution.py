@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from ls_edge.core.bands import Bands
 from tests.analysis.models import Residual, analyzed, drawn, plan_of
 
 
@@ -30,8 +29,3 @@ def test_a_block_of_zeros_adds_nothing():
     found = analyzed(Residual(zeroed=[2]), "contribution").contribution
     assert found.trained[2] == 0
     assert {value for value in found.random[2] if value is not None} == {0}
-
-
-def test_slots_outside_of_a_band_have_no_value():
-    found = analyzed(Residual(), "contribution", bands=Bands.from_json("0/1-3/4")).contribution
-    assert found.random[0] == [pytest.approx(found.trained[0]), None, None, None, None]

@@ -37,18 +37,7 @@ def test_a_block_that_adds_nothing_costs_nothing():
     assert all(one.importance for one in found.blocks if one.block != 2)
 
 
-def test_no_change_is_written_without_a_minus_sign():
-    found = analyzed(Residual(zeroed=range(5)), "importance").importance
-    assert "the largest change, +0.0 points," in found.costs
-
-
 def test_a_block_moves_to_the_far_end_of_its_band_or_not_at_all():
     blocks = analyzed(Residual(), "importance", bands=Bands.from_json("0/1-3/4")).importance.blocks
     assert [one.moved_to for one in blocks] == [None, 3, 3, 1, None]
     assert [one.moved is None for one in blocks] == [True, False, False, False, True]
-
-
-def test_the_only_block_of_a_model_can_be_left_out_but_not_moved():
-    found = analyzed(Residual(blocks=1), "importance").importance
-    assert found.blocks[0].moved is None
-    assert found.blocks[0].left_out != found.trained

@@ -1,8 +1,6 @@
-import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.analysis.blocks import slot_outputs
 from ls_edge.analysis.blocks.norms import BINS
 from ls_edge.core.bands import Bands
 from tests.analysis.models import Layers, analyzed, drawn
@@ -29,21 +27,6 @@ def test_norms_match_images_run_one_by_one(pool):
             assert found.shares[block][slot] == pytest.approx(shares)
 
 
-def test_the_number_of_kept_outputs_is_bounded(monkeypatch):
-    monkeypatch.setattr(slot_outputs, "MOST_IMAGES", 30)
-    assert analyzed(Layers(), "norms", count=120).norms.images == 30
-
-
 def test_a_fixed_order_has_nothing_to_compare():
     found = analyzed(Layers(), "norms", bands=Bands.fixed(4))
     assert found.finding("norms") == "Every block has a single slot."
-
-
-def test_a_block_that_never_ran_in_its_own_slot_is_not_compared():
-    found = analyzed(Layers(), "norms", count=120)
-    elsewhere = [
-        [None if slot == block else value for slot, value in enumerate(row)]
-        for block, row in enumerate(found.norms.mean)
-    ]
-    found = msgspec.structs.replace(found, norms=msgspec.structs.replace(found.norms, mean=elsewhere))
-    assert found.finding("norms").endswith("; no random order ran a block in its own slot.")

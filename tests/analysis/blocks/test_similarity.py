@@ -3,9 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from ls_edge.analysis.blocks import token_additions
 from ls_edge.analysis.blocks.similarity import cka_matrix
-from ls_edge.core.bands import Bands
 from tests.analysis.models import Residual, analyzed, drawn, plan_of
 
 
@@ -49,15 +47,6 @@ def test_steps_are_compared_by_their_pooled_tokens():
         assert row == [pytest.approx(alignment(pooled[one], other), abs=1e-5) for other in pooled]
 
 
-def test_the_first_token_can_stand_for_an_image():
-    model = Residual()
-    images, _ = drawn(model, 16)
-    found = analyzed(model, "similarity", count=16, pool="first").similarity
-    after = model.block(0, images, 0)
-    assert found.cka[0][1] == pytest.approx(alignment(images[:, 0], after[:, 0]), abs=1e-5)
-    assert found.pool == "first"
-
-
 def test_cosines_compare_additions_in_random_and_in_trained_order():
     model = Residual()
     images, _ = drawn(model, 20)
@@ -76,16 +65,3 @@ def test_a_block_that_adds_nothing_changes_no_token_and_has_no_cosine():
     found = analyzed(Residual(zeroed=[2]), "similarity").similarity
     assert found.cka[2][3] == pytest.approx(1.0)
     assert found.cosine[2] is None
-
-
-def test_blocks_in_a_fixed_order_add_the_same_in_every_order():
-    found = analyzed(Residual(), "similarity", bands=Bands.fixed(5)).similarity
-    assert found.cosine == [pytest.approx(1.0)] * 5
-
-
-def test_the_number_of_compared_images_is_bounded(monkeypatch):
-    monkeypatch.setattr(token_additions, "MOST_CKA_IMAGES", 10)
-    many = analyzed(Residual(), "similarity", count=24, size=4).similarity
-    few = analyzed(Residual(), "similarity", count=10).similarity
-    assert many.cka_images == few.cka_images == 10
-    assert np.array(many.cka)[0, 1] != pytest.approx(1)

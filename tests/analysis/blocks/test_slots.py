@@ -18,9 +18,3 @@ def test_accuracies_match_images_run_one_by_one():
     for block in range(4):
         assert found.accuracy[block] == [pytest.approx(np.mean(right[block, slot])) for slot in range(4)]
         assert found.images[block] == [len(right[block, slot]) for slot in range(4)]
-
-
-def test_blocks_stay_in_their_bands():
-    found = analyzed(Layers(), "slots", count=120, bands=Bands.from_json("0/1-3")).slots
-    assert found.accuracy[0][1:] == [None] * 3
-    assert sum(found.images[1]) == 120

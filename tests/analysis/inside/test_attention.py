@@ -90,11 +90,3 @@ def test_families_without_plain_attention_have_a_reason(name, arguments, why):
     found = analyzed(inspected(build(name, arguments, kept=[0, 1])), ["attention", "layer_scale"])
     assert why in found.reasons["attention"]
     assert found.attention is None
-
-
-def test_a_block_in_several_places_has_statistics_for_each():
-    view = build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3})
-    view.keep_blocks([0, 0, 1])
-    found = measured(inspected(view), "attention")
-    assert len(found.entropy) == 3
-    assert found.entropy[0] != found.entropy[1]

@@ -49,17 +49,3 @@ def test_every_family_has_its_kinds_and_a_sentence_for_each(name, arguments, lac
     assert {kind for kind in RUN_KINDS if kind in found.reasons} == lacks
     after = run.model.view.weights()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-
-
-@pytest.mark.parametrize(("name", "arguments"), [family[:2] for family in FAMILIES])
-def test_every_family_has_all_kinds_of_any_model(name, arguments):
-    pytest.importorskip("sklearn")
-    run = opened(name, arguments)
-    kinds = tuple(kind for kind in KINDS if kind not in (*RUN_KINDS, "umap"))
-    images, labels = images_for(run, 40), np.arange(40) % 3
-    found = analyzed(run, kinds, images, labels)
-    assert not found.reasons.keys() & set(kinds)
-    for kind in kinds:
-        assert found.finding(kind).endswith(".")
-        assert not found.finding(kind).startswith("None")
-    assert np.diag(found.similarity.cka) == pytest.approx(1)
