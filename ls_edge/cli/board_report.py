@@ -117,13 +117,11 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
                 report.program(f"visits, {wait} waits", "visits", (*numbers, "visits", folder, wait))
             report.program("trtexec on block 0", "trtexec", _trtexec(bundle))
         else:
-            report.add(
-                "visits", "TensorRT is not installed; profile has the times of visits of the engine that is used"
-            )
+            report.add("visits", "TensorRT is not installed; bench has the times of visits of the engine that is used")
         report.program("errors of parts", "errors", (*numbers, "errors", folder))
         report.run("bench", folder)
         _run_pairs(report, bundle, Path(temporary) / "pairs")
-        report.run("profile", folder, "--out", "profile.json", "--json")
+        report.run("bench", folder, "--out", "profile.json", "--json")
         try:
             _run_fleet(report, Path(temporary), bundle, data)
         except LsEdgeError as error:  # without CURVE, for example

@@ -273,7 +273,7 @@ PROVIDER = text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.
 PROFILES = apply_options(
     names(
         "--profiles",
-        "Files of 'ls-edge profile'; NAME,NAME=FILE for several devices of one kind.",
+        "Files of 'ls-edge bench --out'; NAME,NAME=FILE for several devices of one kind.",
         "FILE...",
         required=True,
     ),

@@ -227,13 +227,12 @@ class PeerContext(msgspec.Struct, frozen=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A peer that audits found to have caused wrong answers, alone or as one of several possible causes."""
+    """A peer that took part in answers that audits found to be wrong."""
 
-    named: int = 0
-    one_of: int = 0
-    """Number of times that it was one of several possible causes."""
+    wrong: int
+    """Number of these answers."""
     difference: float | None = None
-    """Last difference of logits or tokens relative to the largest value; None if it was not a number."""
+    """Last difference of logits relative to the largest value; None if it was not a number."""
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -254,15 +253,11 @@ class AuditSummary(msgspec.Struct, frozen=True):
         """One line that names the suspects; empty if every answer matched."""
         if not self.mismatched:
             return ""
-        named = [f"{name} ({one.named} times)" for name, one in self.suspects.items() if one.named]
-        others = [name for name, one in self.suspects.items() if not one.named]
-        who = [f"{', '.join(named)} returned wrong results"] if named else []
-        if others:
-            who.append(f"{'other suspects: ' if named else 'the cause is one of '}{', '.join(others)}")
-        found = "; ".join(who) or "the cause is not known yet"
+        most_first = sorted(self.suspects.items(), key=lambda item: -item[1].wrong)
+        holders = ", ".join(f"{name} ({one.wrong} times)" for name, one in most_first)
         return (
-            f"{self.mismatched} of {self.audited} audited answers are wrong: {found}; check these devices before you "
-            "use the answers"
+            f"{self.mismatched} of {self.audited} audited answers are wrong, by holders: {holders}; check these "
+            "devices before you use the answers"
         )
 
 

@@ -1,4 +1,4 @@
-"""``profile.json``: times and memory of a bundle on one device, from ``ls-edge profile`` for ``ls-edge plan``.
+"""``profile.json``: times and memory of a bundle on one device, from ``ls-edge bench --out`` for ``ls-edge plan``.
 
 Times are milliseconds, sizes bytes. Values that could not be measured are null.
 """
@@ -116,7 +116,7 @@ class BatchTimes(msgspec.Struct, frozen=True):
 
 
 class DeviceProfile(msgspec.Struct, frozen=True):
-    """The document of ``ls-edge profile``."""
+    """The document of ``ls-edge bench --out``."""
 
     schema: int
     bundle_id: str
@@ -229,7 +229,7 @@ class LinksDocument(msgspec.Struct, frozen=True):
 
 def load_profile(path: str | Path) -> DeviceProfile:
     """Read a ``profile.json``; raise :class:`DataError` if it is invalid."""
-    found = _load(path, DeviceProfile, "ls-edge profile BUNDLE --out FILE")
+    found = _load(path, DeviceProfile, "ls-edge bench BUNDLE --out FILE")
     if not any(part.part.startswith("block ") for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found

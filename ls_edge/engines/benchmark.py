@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.device.profile import BatchTimes, Times
 from ls_edge.device.sensors import Sensors
@@ -27,21 +27,8 @@ from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt.build import EngineOptions
 
-if TYPE_CHECKING:
-    from ls_edge.data.datasets import ImageSet
-
 RUNS_A_TURN = 6
 """Maximum number of timed runs per turn: fewer give cold caches more weight, more let slow drifts affect one side."""
-
-
-class ChainAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of the chain in trained order."""
-
-    data: str
-    images: int
-    top1: float
-    account: dict[str, Any] = {}
-    """See :meth:`ls_edge.data.datasets.ImageSet.account`."""
 
 
 class Bench(BatchTimes, frozen=True, kw_only=True):
@@ -64,7 +51,6 @@ class Bench(BatchTimes, frozen=True, kw_only=True):
     monolith: str | None
     """Origin of the monolith; None if there is none."""
     monolith_reason: str | None
-    accuracy: ChainAccuracy | None = None
 
 
 def bench(
@@ -123,32 +109,6 @@ def bench(
         monolith=None if raw is None else origin,
         monolith_reason=origin if raw is None else None,
     )
-
-
-def chain_accuracy(
-    bundle: Bundle,
-    images: ImageSet,
-    *,
-    threads: int | None = None,
-    batch: int = 1,
-    provider: str | None = None,
-    kind: EngineKind = "auto",
-) -> ChainAccuracy:
-    """Classify all images of a labeled set in batches; raise :class:`DataError` if no image can be used."""
-    from ls_edge.data.datasets import require_labels
-    from ls_edge.data.preprocess import Preprocessor, iterate_batches
-
-    images, unreadable = require_labels(images, bundle.manifest.classes), list[str]()
-    right = count = 0
-    with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind, max_batch=batch) as pipeline:
-        for pixels, labels in iterate_batches(
-            images, Preprocessor(bundle.manifest.image), batch, lambda image, _: unreadable.append(image.name)
-        ):
-            right += int((pipeline.forward(pixels).argmax(axis=1) == labels).sum())
-            count += len(labels)
-    if not count:
-        raise DataError(f"{images.source} has no usable image; check the data")
-    return ChainAccuracy(images.source, count, right / count, images.account(unreadable))
 
 
 def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:

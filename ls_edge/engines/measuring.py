@@ -1,4 +1,4 @@
-"""Times and memory of open engines, by part, chain, and visit; for ``bench``, ``profile``, and running peers."""
+"""Times and memory of open engines, by part, chain, and visit; for ``bench`` and running peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the parts of a bundle on this device: the document of ``ls-edge profile``.
+"""Measure the parts of a bundle on this device: the document of ``ls-edge bench --out``.
 
 The parts are opened one after the other; then whole chains run for a while at each batch size. The state of the device
 is read before and after, to detect throttling and its causes.

@@ -173,7 +173,7 @@ class Incarnation:
         found = msgspec.json.encode(self.executor.profile(bundle, seconds, call))
         if len(found) > MAX_PROFILE:
             raise EngineError(
-                f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run 'ls-edge profile' there"
+                f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run 'ls-edge bench' there"
             )
         return found
 

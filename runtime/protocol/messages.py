@@ -144,8 +144,6 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Processes that refused, lost or returned the request without progress, and are not offered it."""
     codec: ShortText = ""
     """Codec of the tokens; empty for the codec that each receiver announces."""
-    hand_to: ShortText = ""
-    """Peer to which the first holder passes the tokens before a block runs, to measure a link; usually empty."""
 
     @property
     def owner(self) -> str:
@@ -450,7 +448,7 @@ class Findings(_Message, frozen=True, tag="findings"):
 
     rows: Annotated[tuple[FindingRow, ...], Meta(max_length=MAX_FINDINGS)]
     profile: Annotated[bytes, Meta(max_length=MAX_PROFILE)] = b""
-    """Requested measurement as the JSON document of ``ls-edge profile``; empty if it failed."""
+    """Requested measurement as the JSON document of ``ls-edge bench --out``; empty if it failed."""
 
 
 PushMessage = Offer | Chunk | Install

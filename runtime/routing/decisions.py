@@ -220,10 +220,8 @@ class Decisions:
     # Candidates.
 
     def reachable(self, request: HeldRequest) -> list[Neighbor]:
-        """Return the peers to which a request may be handed, with respect to its bundle and ``hand_to``."""
+        """Return the peers to which a request may be handed, with respect to its bundle."""
         candidates, demanded = self._neighbors.candidates(), request.bundle_id
-        if request.upstream is None and request.itinerary.hand_to:
-            candidates = [n for n in candidates if n.name == request.itinerary.hand_to]
         return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
     def keeper_of(self, request: HeldRequest) -> str:

@@ -30,9 +30,9 @@ from ls_edge.runtime.protocol.messages import MINOR, Hello, State
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
-from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction, Returned
+from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.source.audit import Auditor, Challenge, Challenges, PeerAuditor, Recomputation, Tolerances
+from ls_edge.runtime.source.audit import Auditor, Recomputation
 from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.peer_monitor import PeerEvents, PeerMonitor
 from ls_edge.runtime.source.requests import Requests
@@ -88,8 +88,9 @@ class SourceLoop:
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
         codecs = {peer.name: peer.codec for peer in peers.peers}
-        self._tolerances = Tolerances(manifest, codecs, lambda peer: strict_id or self._bundle_of(peer))
-        recomputation = Recomputation(bundle, self._tolerances) if settings.audit and not is_thin else None
+        self._recomputation = (
+            Recomputation(bundle, codecs, lambda peer: strict_id or self._bundle_of(peer)) if settings.audit else None
+        )
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # the threads of the engine library stay on these cores
             entry = peers.source(name) or SourceEntry(name)
@@ -111,8 +112,7 @@ class SourceLoop:
             needed = frozenset((*range(bundle.num_blocks), *(ENDS if is_thin else ())))
             self.monitor = PeerMonitor(peers, needed, machine, self.node, events)
             self.node.driver.on_note = self.monitor.on_note
-            self._challenges = Challenges(self.node, itineraries, settings.budget_ms / 1e3)
-            self.auditor = _auditor_of(settings, recomputation, self._challenges.request, self._tolerances)
+            self.auditor = None if self._recomputation is None else Auditor(settings.audit, self._recomputation)
             self._threads: LoopThreads[PartResult] = LoopThreads(
                 self._run(), self.node.wake, names=("source", "stem and head"), cores=self.cores
             )
@@ -211,31 +211,18 @@ class SourceLoop:
             self.monitor.close()
 
     def _take_over(self) -> None:
-        self._challenges.start()
         self.requests.take_over()
         if self._successor is not None:
             self.requests.move_to(self._successor.requests)
         new, self._new_peers = self._new_peers, None
         if new is not None:
-            self._tolerances.codecs.update((peer.name, peer.codec) for peer in new[0].peers)
+            if self._recomputation is not None:
+                now = {peer.name: peer.codec for peer in new[0].peers}
+                self._recomputation.codecs = {**self._recomputation.codecs, **now}
             self.node.change_peers(*new)
             self.monitor.change_peers(new[0])
             self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
-        assert isinstance(instruction, (Complete, Fail, Returned))
-        if not self._challenges.execute(instruction) and not isinstance(instruction, Returned):
-            self.requests.execute(instruction)
-
-
-def _auditor_of(
-    settings: Settings,
-    recomputation: Recomputation | None,
-    challenge: Callable[[Challenge], None],
-    tolerances: Tolerances,
-) -> Auditor | None:
-    if not settings.audit:
-        return None
-    if recomputation is None:
-        return PeerAuditor(settings.audit, challenge, settings.auditor, tolerances)
-    return Auditor(settings.audit, recomputation, challenge)
+        assert isinstance(instruction, (Complete, Fail))
+        self.requests.execute(instruction)

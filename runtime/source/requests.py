@@ -197,8 +197,8 @@ class Requests:
             self.counts.canceled += 1
             return
         self.counts.add_answer(record)
-        if self._auditor is not None and answered is not None:
-            self._auditor.offer(Audit(inflight.request, sent, answered.itinerary, logits, answered.seen_holders))
+        if self._auditor is not None and answered is not None and isinstance(sent, np.ndarray):
+            self._auditor.offer(Audit(inflight.request, sent, answered.itinerary, logits))
         assert record.prediction is not None
         inflight.future.set_result(Answer(inflight.request, logits, record.prediction, self._classes, record))
 

@@ -9,14 +9,13 @@ import numpy as np
 from msgspec import Meta, inspect
 
 from ls_edge.core import validation
-from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import EngineKind, Threads
 from ls_edge.core.validation import describe_type
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.policies import find_policy, policy_of
+from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.policies.policy import Policy
 
 MAX_BUDGET_MS = 600_000.0
@@ -52,8 +51,6 @@ class Settings(validation.Settings, frozen=True):
     """Whether blocks of a track that does not return run later, or are skipped as far as ``max_skips`` allows."""
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Fraction of the answers to recompute; see :mod:`ls_edge.runtime.source.audit`."""
-    auditor: str = ""
-    """Trusted peer that recomputes them for a source without a bundle; it holds stem, head and all blocks."""
     model_wait_s: Annotated[float, Meta(ge=0)] = 5.0
     """Seconds that a source without a bundle waits for a peer that sends its manifest."""
     strict_bundle: bool = False
@@ -66,21 +63,11 @@ class Settings(validation.Settings, frozen=True):
                 f"policy {self.policy} needs peers that reach one another, so hops cannot go through the source; use "
                 "fastest, or omit via_source"
             )
-        if self.auditor and (not self.audit or find_policy(self.policy).runs_in_waves):
-            raise UsageError(
-                f"auditor {self.auditor!r} recomputes a fraction of the answers, each in one order; set audit, and a "
-                "policy other than parallel"
-            )
 
     def check_audit(self, *, is_thin: bool) -> None:
         """Raise :class:`UsageError` if a source cannot audit with these settings; ``is_thin``: without a bundle."""
-        if is_thin and self.audit and not self.auditor:
-            raise UsageError(
-                "an audit recomputes answers, which needs the bundle; give it, or name a trusted peer that holds stem, "
-                "head and all blocks as auditor, or omit audit"
-            )
-        if self.auditor and not is_thin:
-            raise UsageError(f"auditor {self.auditor!r}: this source has the bundle and audits itself; omit auditor")
+        if is_thin and self.audit:
+            raise UsageError("an audit recomputes answers, which needs the bundle; give it, or omit audit")
 
     def skips_of(self, blocks: int) -> int:
         """Return the maximum number of blocks that an answer may skip, for a model of ``blocks`` blocks."""
@@ -114,7 +101,7 @@ class Itineraries:
 
     def __init__(self, alias: str, settings: Settings, bundle: Bundle, *, is_thin: bool = False) -> None:
         """Use the name ``alias``, by which peers know the source; with ``is_thin``, peers run stem and head."""
-        self._is_thin, self._auditor = is_thin, settings.auditor
+        self._is_thin = is_thin
         self._policy, self._seed, self._bands = find_policy(settings.policy), settings.seed, bundle.bands
         self._template = Itinerary(
             alias,
@@ -130,33 +117,3 @@ class Itineraries:
         """Return the itinerary of a request."""
         order = self._policy.wanted_order(self._bands, self._seed, request)
         return msgspec.structs.replace(self._template, remaining=(STEM, *order, HEAD) if self._is_thin else order)
-
-    def challenge(self, answer: Itinerary) -> Itinerary:
-        """Return the itinerary of the challenge of an answer, or of its audit by a peer."""
-        if self._is_thin:  # one peer repeats the answer, including its order and skipped blocks
-            return msgspec.structs.replace(
-                self._template,
-                policy="sequential",
-                remaining=tuple(part for wave in answer.waves for track in wave for part, _ in track),
-                skipped=answer.skipped,
-                max_skips=len(answer.skipped),
-                via_source=False,
-                hand_to=self._auditor,
-            )
-        return challenge_itinerary(self._template, answer, self._bands)
-
-
-def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:
-    """Return the itinerary of a challenge: the blocks in the order of the answer, with all hops through the source.
-
-    Blocks that the answer skipped come last in their band.
-    """
-    ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
-    return msgspec.structs.replace(
-        asked,
-        policy="nearest" if policy_of(asked.policy).runs_in_waves else asked.policy,
-        remaining=bands.sort((*ran, *answer.skipped)),
-        via_source=True,
-        waves_wanted=0,
-        on_straggler="later",
-    )

@@ -94,11 +94,6 @@ class Source(Closing):
         self.given = peers
         """``peers.yaml`` as last read, which is in force until the peers agree on another file."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
-        auditor = self.settings.auditor
-        if auditor and len(peers.peer(auditor).blocks) < bundle.num_blocks + len(ENDS):
-            raise UsageError(
-                f"auditor {auditor!r} does not hold stem, head and all blocks in {peers.path}; name a peer that does"
-            )
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
         self._limits, self._file = limits, self.given

@@ -64,7 +64,7 @@ def test_training_on_a_full_disk_leaves_no_half_run(ls_edge, disk, tmp_path):
 
 def test_a_profile_on_a_full_disk_is_a_failure(command, bundle, disk):
     fill(disk, 0)
-    code, _, err = command("profile", bundle, "--out", disk / "profile.json", "--duration", "0.05", "--threads", "1")
+    code, _, err = command("bench", bundle, "--out", disk / "profile.json", "--duration", "0.05", "--threads", "1")
     assert (code, "No space left on device" in complaint(err)) == (1, True), err
     assert entries(disk) == []
 

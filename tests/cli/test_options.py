@@ -8,7 +8,6 @@ import pytest
 
 from ls_edge.cli.main import COMMANDS, cli
 from ls_edge.core.errors import UsageError
-from ls_edge.device.profile import load_profile
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 
@@ -51,8 +50,8 @@ def test_a_variable_never_contradicts_a_flag(command, tmp_path):
     assert (code, "laptop' may not push" in errors) == (2, True)
     code, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")
     assert "nobody" in errors
-    code, _, errors = command("profile", "bundle-that-is-missing", "--out", tmp_path / "p.json")
-    assert "--peers is for --links" not in errors
+    code, _, errors = command("bench", "bundle-that-is-missing", "--out", tmp_path / "p.json")
+    assert "--peers is for" not in errors
     code, out, errors = command("doctor", "--json")
     assert "findings" in json.loads(out), errors
 
@@ -67,7 +66,7 @@ def test_the_help_names_each_variable(command, name):
 @pytest.mark.parametrize(
     "words",
     [
-        ["profile", "{bundle}", "--duration", "0.02", "--threads", "1", "--out"],
+        ["bench", "{bundle}", "--duration", "0.02", "--threads", "1", "--out"],
         ["eval", "{bundle}", "--data", "digits", "--limit", "2", "--orders", "2", "--figure"],
         ["analyze", "{bundle}", "--data", "digits", "--limit", "2", "--orders", "2", "--report"],
     ],
@@ -90,7 +89,7 @@ def test_only_files_of_the_command_are_replaced(command, bundle, tmp_path, words
 
 def test_a_plan_replaces_a_file_only_with_overwrite(command, bundle, tmp_path):
     profile, out = tmp_path / "a.json", tmp_path / "peers.yaml"
-    code, _, errors = command("profile", bundle, "--duration", 0.02, "--threads", 1, "--name", "a", "--out", profile)
+    code, _, errors = command("bench", bundle, "--duration", 0.02, "--threads", 1, "--name", "a", "--out", profile)
     assert code in (0, 3), errors  # 3 if this machine throttles
     out.write_text("# mine\n", encoding="utf-8")
     plan = [
@@ -120,21 +119,17 @@ def calls(bundle, tmp_path):
     timing = ("--threads", 1, "--duration", 0.02)
     return {
         "bench": (bundle, *timing, "--json"),
-        "profile": (bundle, *timing, "--out", tmp_path / "profile.json", "--name", "here"),
         "run": ("--local", 1, "--bundle", bundle, "--data", "digits", "--limit", 2, "--json"),
     }
 
 
-def test_engines_use_the_chosen_provider(command, calls, tmp_path):
+def test_engines_use_the_chosen_provider(command, calls):
     code, printed, errors = command("bench", *calls["bench"], "--provider", "cpu")
     assert code == 0, errors
     assert json.loads(printed)["provider"] == "CPUExecutionProvider"
-    code, _, errors = command("profile", *calls["profile"], "--provider", "CPUExecutionProvider")
-    assert code in (0, 3), errors  # 3 if this machine throttles
-    assert load_profile(tmp_path / "profile.json").provider == "CPUExecutionProvider"
 
 
-@pytest.mark.parametrize("name", ["bench", "profile", "run"])
+@pytest.mark.parametrize("name", ["bench", "run"])
 def test_a_provider_that_onnxruntime_lacks_is_one_line(command, calls, name):
     code, printed, errors = command(name, *calls[name], "--provider", "NoSuchExecutionProvider")
     assert (code, printed) == (1, "")

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from ls_edge.core.errors import EngineError, UsageError
-from ls_edge.data.datasets import open_data
-from ls_edge.engines.benchmark import bench, chain_accuracy
+from ls_edge.engines.benchmark import bench
 from ls_edge.engines.providers import TENSORRT
 from ls_edge.export.merge import merge
 
@@ -55,14 +54,6 @@ def test_the_monolith_takes_the_batch_of_the_parts(bundle, whole, ort):
     bench(bundle, threads=1, batch=9, duration=0.02, provider="tensorrt", monolith=(whole, "merged"))
     shapes = [dict(one)[TENSORRT]["trt_profile_max_shapes"] for one in ort.opened[: bundle.num_blocks + 3]]
     assert [shape.split(":")[1].split("x")[0] for shape in shapes] == ["16"] * len(shapes)
-
-
-def test_accuracy_is_measured_with_the_engines_that_were_timed(bundle, gpu, tmp_path):
-    bench(bundle, batch=9, duration=0.02, kind="tensorrt")
-    built = sorted(tmp_path.rglob("*.engine"))
-    assert len(built) == bundle.num_blocks + 2
-    chain_accuracy(bundle, open_data("digits", "eval").take(10), batch=9, kind="tensorrt")
-    assert sorted(tmp_path.rglob("*.engine")) == built
 
 
 def test_without_a_monolith_the_reason_is_reported(bundle):

@@ -81,20 +81,16 @@ class ChaosResult(msgspec.Struct, frozen=True):
     """Transfers that others handed to each liar."""
 
     @property
-    def framed(self) -> list[str]:
-        """Honest peers that the audit named as the only suspect."""
-        return [name for name, one in self.suspects.items() if one.named and name != LIAR]
-
-    @property
     def unnoticed(self) -> bool:
-        """Whether answers were spoiled and the audit never named the liar."""
-        return bool(self.spoiled) and LIAR not in self.suspects
+        """Whether answers were spoiled and the audit counted another peer more often than the liar."""
+        most = max((one.wrong for one in self.suspects.values()), default=1)
+        return bool(self.spoiled) and (LIAR not in self.suspects or self.suspects[LIAR].wrong < most)
 
     @property
     def holds(self) -> bool:
-        """Whether no request was lost, failed, answered twice or not replayed, and no peer ended or was blamed."""
+        """Whether no request was lost, failed, answered twice or not replayed, and no peer ended."""
         wrong = self.lost or self.failed or self.twice or self.not_replayed
-        return not (wrong or self.ended or self.framed or self.unnoticed)
+        return not (wrong or self.ended or self.unnoticed)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,34 @@
-"""``ls-edge bench``: time the engines of a bundle on this machine."""
+"""``ls-edge bench``: time the engines of a bundle on this machine, or those of a running peer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from ls_edge.api.models import images_for
 from ls_edge.cli import options
-from ls_edge.cli.command import Command
-from ls_edge.cli.output import note_account, print_json, warn
+from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.inputs import peers_to_ask
+from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import VerificationError, printable
+from ls_edge.core.errors import LinkError, UsageError, VerificationError
 from ls_edge.core.peers_file import EngineKind
-from ls_edge.core.text import counted
-from ls_edge.data.datasets import open_data
-from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
+from ls_edge.core.text import NOTHING, counted, show
+from ls_edge.core.validation import InvalidDocument
+from ls_edge.device.profile import DeviceProfile, read_profile
+from ls_edge.engines.benchmark import Bench, bench
+from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
+from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console, print_times
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.protocol.messages import MAX_MEASURE_MS
+
+_ANSWER_S = 60.0
+"""Seconds for the answer of a peer in addition to the measurement, which waits for running engine calls."""
+_SLOWER = 1.15
+"""Slowdown during a measurement above which it is reported; caching effects are smaller."""
 
 
 @click.command(
@@ -26,39 +36,92 @@ from ls_edge.report.terminal import open_console, print_times
     examples=(
         "ls-edge bench bundle",
         "ls-edge bench bundle --threads 1 --batch 4 --json",
-        "ls-edge bench bundle --data val --limit 500",
+        "ls-edge bench bundle --out orin-0.json --name orin-0 --batch 1,4",
+        "ls-edge bench --peers peers.yaml --name orin-0 --out orin-0.json",
     ),
 )
-@click.argument("bundle", type=options.FILE)
+@click.argument("bundle", required=False, type=options.FILE)
 @options.threads("Threads of the engines.  [default: all cores]")
-@options.count("--batch", "Images at a time.", most=options.MAX_BATCH, default=1)
-@options.duration("Time to alternate chain and monolith.")
+@options.text("--batch", "Images at a time; several sizes with --out.", "N,N", type=options.counts(1024), default="1")
+@options.duration("Time to run chains at each batch size.")
 @options.ENGINE
 @options.PROVIDER
-@options.text("--data", "Images to measure accuracy on, in trained order.", "DATA")
-@options.count("--limit", "Number of images of DATA.")
+@options.output("--out", "Profile to write, for 'ls-edge plan'.", ours=options.JSON_FILE)
+@options.text("--name", "Name of the device in plans, or peer to measure.  [default: the host name]", "NAME")
+@options.peers("peers.yaml, to measure the running peer --name.")
+@options.SECRET_KEY
 @options.JSON
 def command(
-    bundle: Path, duration: float, engine: EngineKind, data: str | None, limit: int | None, as_json: bool, **asked: Any
-) -> None:
+    bundle: Path | None,
+    out: Path | None,
+    batch: tuple[int, ...],
+    engine: EngineKind,
+    name: str | None,
+    peers: Path | None,
+    secret_key: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
     """Time the engines of a bundle on this device.
 
     Times the stem, each block, and the head of the folder BUNDLE, all of them as a chain, the whole model in one
     engine, and visits of 1, 2, and all blocks as a peer runs them.
+
+    With --out, writes the profile of this device for 'ls-edge plan' instead: times, memory, load times, clocks,
+    temperatures, power, and energy per image; values that the device does not report are null. If the device throttled,
+    the file is marked and the exit code is 3.
+
+    With --peers and --name instead of BUNDLE, a running peer measures the blocks that it serves, between requests, for
+    one image and for its max_batch. Such a profile has no stem and head: give 'ls-edge plan' a --source.
     """
-    opened = Bundle.open(bundle)
-    m, images = opened.manifest, None
-    if data is not None:  # before anything is timed
-        images = images_for(open_data(data, "eval"), m.trained_on, m.classes, limit, warn)
-    result = bench(opened, duration=duration, kind=engine, monolith=_monolith(opened), **asked)
-    if images is not None:
-        accuracy = chain_accuracy(opened, images, kind=engine, **asked)
-        result = msgspec.structs.replace(result, accuracy=accuracy)
-        note_account(accuracy.account)
-    if as_json:
-        print_json(result)
+    if bundle is None:
+        own = [option for option in ("batch", "threads", "engine", "provider") if options.is_typed(option)]
+        if peers is None or name is None:
+            raise UsageError("name the folder of a bundle, or a running peer with --peers FILE --name NAME")
+        if own:
+            raise UsageError(f"--{own[0]}: a peer measures the engines that it serves with; leave it out")
+        profile = _ask_peer(peers, name, secret_key, asked["duration"])
+    elif options.is_typed("peers"):
+        raise UsageError("--peers is for measuring a running peer; leave out BUNDLE or --peers")
+    elif out is None:
+        if len(batch) > 1:
+            raise UsageError("--batch takes several sizes only for a profile; give --out FILE or one size")
+        opened = Bundle.open(bundle)
+        result = bench(opened, batch=batch[0], kind=engine, monolith=_monolith(opened), **asked)
+        (print_json if as_json else _print)(result)
+        return 0
     else:
-        _print(result)
+        device = MeasuredDevice(name)
+        with StepProgress("bench") as progress:
+            profile = profile_bundle(Bundle.open(bundle), device, batches=batch, kind=engine, on_step=progress, **asked)
+    try:
+        if out is not None:
+            write_json(out, profile)
+    finally:
+        (print_json if as_json else _print_profile)(profile)
+    if out is not None and not as_json:
+        click.echo(f"written to {out}")
+    if profile.throttled:
+        warn(f"the device throttled, so these times cannot be used: {'; '.join(profile.throttled_by)}")
+        return DEGRADED
+    return 0
+
+
+def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) -> DeviceProfile:
+    """Make a peer measure its engines over its link."""
+    file, keys = peers_to_ask(peers, secret_key)
+    file.peer(name)
+    if duration * 1e3 > MAX_MEASURE_MS:
+        raise UsageError(f"--duration {duration:g}: a peer measures for at most {MAX_MEASURE_MS / 1e3:g} seconds")
+    with (
+        open_console(stderr=True).status(f"{name} measures its engines", spinner="line"),
+        Observer(file, keys=keys) as observer,
+    ):
+        raw = observer.profile(name, duration, 2 * duration + _ANSWER_S)
+    try:
+        return read_profile(raw)
+    except InvalidDocument as error:
+        raise LinkError(f"{name} sent an unreadable profile{error}; install the same ls-edge there") from None
 
 
 def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
@@ -93,8 +156,29 @@ def _print(result: Bench) -> None:
         console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
     else:
         console.print(f"no monolith: {result.monolith_reason}")
-    if result.accuracy is not None:
-        found = result.accuracy
-        console.print(
-            f"top-1 {found.top1:.3f} in trained order, {counted(found.images, 'image')} of {printable(found.data)}"
-        )
+
+
+def _print_profile(found: DeviceProfile) -> None:
+    console = open_console()
+    for size, times in found.batch.items():
+        title = f"{found.device.name}: {found.model}, {found.precision}, batch {size}"
+        print_times(title, times, {"chain": times.chain_ms}, console)
+        if times.slowdown > _SLOWER:
+            console.print(
+                f"the last third took {times.slowdown:.2f} times as long as the first; was something else running?"
+            )
+    console.print(f"{found.engine}, {found.provider}, {counted(found.threads, 'thread')}")
+    loaded = sum(part.load_ms for part in found.parts) / 1e3
+    console.print(f"memory {found.memory_bytes / 2**20:.0f} MiB, loaded in {loaded:.1f} s")
+    power, energy = show(found.power_watts, f" W ({found.power_scope})"), show(found.energy_mj_per_image, " mJ")
+    console.print(f"power {power}, {energy} per image")
+    limits = [f"{name} up to {mhz:.0f} MHz" for name, mhz in _of_each_kind(found.after.limits_mhz).items()]
+    if found.device.multiprocessors:
+        limits.append(f"{found.device.multiprocessors} multiprocessors")
+    console.print(f"power mode {found.device.power_mode or NOTHING}; in force: {', '.join(limits) or NOTHING}")
+
+
+def _of_each_kind(limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the highest limit of the cores and of each GPU."""
+    cores = [mhz for name, mhz in limits.items() if name.startswith("cpu")]
+    return ({"cores": max(cores)} if cores else {}) | {n: mhz for n, mhz in limits.items() if n.startswith("gpu")}

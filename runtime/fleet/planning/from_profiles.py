@@ -235,7 +235,7 @@ def _source(inputs: PlanningInputs, network: _PlannedLinks, assumed: list[str]) 
     if not known:
         raise UsageError(
             "stem and head were not measured: peers have none; profile the machine that has the images with "
-            "'ls-edge profile BUNDLE --out FILE', and give --source FILE"
+            "'ls-edge bench BUNDLE --out FILE', and give --source FILE"
         )
     one, (stem_ms, head_ms) = min(known.values(), key=lambda found: sum(found[1]))
     if inputs.source is None:

@@ -11,7 +11,6 @@ import itertools
 import random
 from collections.abc import Iterable
 
-import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.parts import STEM
@@ -294,12 +293,10 @@ class PeerRules:
         return self.engine.usable_blocks if usable else frozenset()
 
     def next_step(self, request: HeldRequest) -> bool:
-        """Run a track, hand over, decode, send home or start a wave; return whether one of these applied."""
+        """Run a track, decode, send home or start a wave; return whether one of these applied."""
         itinerary, name = request.itinerary, self._turn.name
         if itinerary.track is not None and itinerary.source == name:
             self.joins.decide(request, self._usable_blocks)
-        elif itinerary.hand_to not in ("", name):
-            self._hand_over(request)
         elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
             self._work.decode(request)
         elif not itinerary.remaining:
@@ -310,15 +307,6 @@ class PeerRules:
             local = self.local_node(self.engine.work_us(self._turn.now))
             return bool(local.blocks) and self.joins.split(request, local)
         return True
-
-    def _hand_over(self, request: HeldRequest) -> None:
-        """Hand tokens to the peer in ``hand_to`` before any block runs, so that their source can measure that link."""
-        itinerary = request.itinerary
-        if any(n.name == itinerary.hand_to and n.credits > 0 for n in self._decisions.reachable(request)):
-            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self._turn.name))
-            self._decisions.offer(request, itinerary.hand_to, passed)
-        else:
-            self.cannot_continue(request, ReturnReason.UNREACHABLE)
 
     def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Start to send a waiting request back to its source."""

@@ -52,7 +52,6 @@ from ls_edge.runtime.routing.state.events import (
     NoteKind,
     Received,
     Removed,
-    Returned,
     Submit,
     Tick,
     Unsendable,
@@ -100,7 +99,6 @@ class OpenRequest:
     """Processes that returned the request because of NaN or infinity, or with such values."""
     left_out: dict[int, str] = field(default_factory=dict)
     """Blocks that this source has skipped, with the reason."""
-    watch_returns: bool = False
 
     @property
     def attempts(self) -> int:
@@ -169,7 +167,7 @@ class SourceRules:
             bundle_id=turn.model.bundle_id,
             trail=trail,
         )
-        request = OpenRequest(event.request, event.itinerary, copy, trail, watch_returns=event.watch_returns)
+        request = OpenRequest(event.request, event.itinerary, copy, trail)
         self.requests[event.request] = self._by_id[transfer.request] = request
         self._custody.hold(copy, "submitted")
 
@@ -223,9 +221,6 @@ class SourceRules:
             else:
                 old.itinerary = msgspec.structs.replace(old.itinerary, avoid=avoid)
             itinerary, tokens = old.itinerary, old.tokens
-        if request.watch_returns:
-            reported = as_asked(request.asked, run.itinerary)
-            turn.instructions.append(Returned(request.number, sender, reported, event.tokens))
         if not itinerary.remaining:
             old.itinerary, old.tokens = itinerary, tokens
             self._complete(request)

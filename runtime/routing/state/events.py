@@ -125,8 +125,6 @@ class Submit(msgspec.Struct, frozen=True):
     itinerary: Itinerary
     tokens: Any
     deadline: float
-    watch_returns: bool = False
-    """Report tokens that came home and are used, as :class:`Returned`."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -205,15 +203,6 @@ class Complete(msgspec.Struct, frozen=True):
     """Reason why blocks were skipped; empty if none were."""
 
 
-class Returned(msgspec.Struct, frozen=True):
-    """Report that tokens of a watched request came back from ``sender`` and are used from now on."""
-
-    request: int
-    sender: str
-    itinerary: Itinerary
-    tokens: Any
-
-
 class Fail(msgspec.Struct, frozen=True):
     """End a request without an answer."""
 
@@ -248,7 +237,7 @@ class Note(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Instruction = Send | Forward | Compute | Decode | Complete | Returned | Fail | Note
+Instruction = Send | Forward | Compute | Decode | Complete | Fail | Note
 
 
 MAY_WAIT = frozenset((Release, Moved))

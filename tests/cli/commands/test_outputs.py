@@ -106,7 +106,7 @@ def profiles(measured, tmp_path):
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        (("profile", "BUNDLE", "--duration", 0.01, "--threads", 1, "--batch", "1,2,3,4,5,6,7,8"), "--out"),
+        (("bench", "BUNDLE", "--duration", 0.01, "--threads", 1, "--batch", "1,2,3,4,5,6,7,8"), "--out"),
         pytest.param(
             ("simulate", "--bundle", "BUNDLE", "--profiles", "PROFILE", "--devices", 1, "--requests", 9),
             "--report",

@@ -98,7 +98,7 @@ def test_wrong_tokens_are_counted_separately_and_their_sender_is_named(tiny_bund
     assert result.holds, result
     assert (result.answered, result.not_replayed) == (80, 0)
     assert result.spoiled > 0
-    assert result.suspects["mallory"].named > 0
+    assert result.suspects["mallory"].wrong > 0
     assert result.liar_was_given["wrong"] > 0
 
 
@@ -113,10 +113,10 @@ def document(**changes):
 
 def test_a_result_holds_without_losses_and_errors():
     assert document().holds
-    found = {"mallory": Suspect(1, 0)}
+    found = {"mallory": Suspect(1)}
     assert document(spoiled=2, suspects=found).holds
     for wrong in (
         {"lost": 1}, {"failed": {"Overloaded": 1}}, {"twice": 1}, {"not_replayed": 1}, {"ended": ["anna"]},
-        {"spoiled": 1}, {"spoiled": 1, "suspects": {**found, "anna": Suspect(1, 0)}},
+        {"spoiled": 1}, {"spoiled": 1, "suspects": {**found, "anna": Suspect(2)}},
     ):  # fmt: skip
         assert not document(**wrong).holds

@@ -159,18 +159,6 @@ def test_every_image_is_answered_correctly_whatever_a_holder_of_stem_and_head_do
         wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
 
 
-@pytest.mark.parametrize("lie", ["wrong", "blames"])
-def test_an_audit_by_a_trusted_peer_names_a_liar_with_stem_and_head(lie, members, lying, tiny_bundle, wait_until):
-    lying(lie)
-    with open_source(members, None, audit=1.0, auditor="anna") as source:
-        wait_until(lambda: {*HONEST, LIAR} <= linked(source), what="all peers")
-        _, errors = thin_answers(source, tiny_bundle, lambda _: named(source.finish_audits(20)))
-        found = source.finish_audits(20)
-    wrong = sum(error > 1e-3 for error in errors)
-    assert (found.mismatched, found.matched, found.dropped) == (wrong, len(errors) - wrong, 0)
-    assert found.suspects[LIAR].named + found.suspects[LIAR].one_of == wrong > 0
-
-
 def test_a_peer_that_is_always_rejected_does_not_fill_the_log(members, lying, tiny_bundle, wait_until, caplog):
     """Not every rejected message may be a line."""
     lying("forges")
@@ -209,42 +197,3 @@ def test_one_key_cannot_take_the_places_of_all_sources(members, tiny_bundle, ima
             assert source.wait_ready(10) == ()
             assert len(answers_of(source, images(4), 4)) == 4
             wait_until(lambda: set(HONEST) <= linked(source), what="honest peers")
-
-
-def named(audit):
-    return LIAR in audit.suspects and audit.suspects[LIAR].named > 0
-
-
-def audited(peers, bundle, pictures, wait_until, found):
-    """Answers until an audit has found enough, their pictures, and the result of the audit."""
-    with open_source(peers, bundle, audit=1.0) as source:
-        wait_until(lambda: {LIAR, *HONEST} <= linked(source), what="all three")
-        answers = answers_until(
-            lambda _: found(source.finish_audits(30.0)), lambda: answers_of(source, pictures, len(pictures))
-        )
-        return answers, repeated(pictures, answers), source.finish_audits(30.0)
-
-
-def wrong(bundle, pictures, answers):
-    with Pipeline.open(Bundle.open(bundle), threads=1) as chain:
-        right = [chain.forward(p[np.newaxis], a.arrangement)[0] for p, a in zip(pictures, answers, strict=True)]
-    return [np.abs(r - a.logits).max() > 1e-3 * np.abs(r).max() for r, a in zip(right, answers, strict=True)]
-
-
-def test_only_an_audit_detects_wrong_tokens_and_it_names_their_sender(members, lying, tiny_bundle, images, wait_until):
-    lying("wrong")
-    answers, pictures, audit = audited(members, tiny_bundle, images(12), wait_until, named)
-    by_liar = [LIAR in answer.record.holders for answer in answers]
-    assert wrong(tiny_bundle, pictures, answers) == by_liar
-    assert audit.mismatched == sum(by_liar)
-    assert not any(audit.suspects[name].named for name in audit.suspects if name != LIAR)
-
-
-def test_a_peer_that_blames_others_for_wrong_tokens_is_named_with_them(members, lying, tiny_bundle, images, wait_until):
-    """An itinerary is a claim of its holders, so an honest peer must not be the only suspect."""
-    lying("blames")
-    answers, pictures, audit = audited(members, tiny_bundle, images(12), wait_until, lambda audit: audit.mismatched > 0)
-    count = sum(wrong(tiny_bundle, pictures, answers))
-    assert audit.mismatched == count > 0
-    assert not any(one.named for name, one in audit.suspects.items() if name != LIAR)
-    assert audit.suspects[LIAR].one_of + audit.suspects[LIAR].named == count

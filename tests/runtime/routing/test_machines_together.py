@@ -2,12 +2,10 @@
 
 import itertools
 
-import msgspec
 import pytest
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
-from ls_edge.runtime.routing.state.events import Arrived, Complete, Compute, Forward
+from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
@@ -183,24 +181,3 @@ def test_a_skip_does_not_wait_for_the_budget_where_nobody_is_left():
     sim.run(0.5)
     (answer,) = sim.outcomes[request]
     assert answer.itinerary.skipped == (0, 1, 2)
-
-
-def test_tokens_that_are_to_be_handed_over_are_before_a_block_runs():
-    """Both hold every block: the first runs none, and where it cannot hand them over they come home as they were."""
-    sim = FaultySimulation({"a": [0, 1], "b": [0, 1]}, blocks=2, validate=True)
-    sim.run(0.3)
-    first = sim.processes["a"].machine
-    itinerary = Itinerary(SOURCE, "sequential", (0, 1), 0, hand_to="b")
-
-    def handed(wanted, transfer):
-        run = Run(TransferId(bytes([transfer] * 16), 1, 1), 5_000_000, wanted, "raw", 1, 1)
-        return first.handle_all((Arrived(SOURCE, run, ()),), sim.now)
-
-    (forward,) = [one for one in handed(itinerary, 1) if isinstance(one, Forward)]
-    assert (forward.to, forward.itinerary.hand_to, forward.itinerary.relays) == ("b", "", ("a",))
-    assert forward.itinerary.remaining == (0, 1)
-    nobody = msgspec.structs.replace(itinerary, hand_to="c")
-    (back,) = [one for one in handed(nobody, 2) if isinstance(one, Forward)]
-    assert (back.to, back.returning, back.itinerary.remaining) == (SOURCE, "unreachable", (0, 1))
-    own = msgspec.structs.replace(itinerary, hand_to="a")
-    assert any(isinstance(one, Compute) for one in handed(own, 3))

@@ -1,25 +1,18 @@
-"""Audits name the peer that returns wrong results, and none in an honest run."""
+"""Audits count the holders of wrong answers, and none in an honest run."""
 
-import json
+import itertools
 import shutil
-import subprocess
-import sys
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.records import AuditSummary, Suspect
-from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.state.events import Returned
-from ls_edge.runtime.source.audit import Audit, Auditor, Recomputation, Tolerances
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, write
-
-CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 
 
 @pytest.fixture(autouse=True)
@@ -50,34 +43,25 @@ def answer_all(source, pictures, at_once=4):
     return answers
 
 
-@pytest.mark.parametrize("liar", ["a", "b", "c"])
-def test_only_the_liar_of_a_chain_is_named(audited, images, liar):
-    source = audited(CHAIN, {liar: Faults(lie=1.0)}, max_skips=0)
-    answers = answer_all(source, images(6), at_once=1)
-    assert not any(answer.degraded for answer in answers)
-    found = source.finish_audits(60)
-    assert (found.audited, found.matched, found.dropped) == (6, 0, 0)
-    assert list(found.suspects) == [liar]
-    suspect = found.suspects[liar]
-    assert (suspect.named, suspect.one_of) == (6, 0)
-    assert suspect.difference > 0.01
-    assert liar in found.warning
+def test_holders_of_wrong_answers_are_counted(audited, images):
+    source = audited({"a": [0, 1, 2], "b": [3, 4, 5], "c": [3, 4, 5]}, {"c": Faults(lie=0.5)}, max_skips=0)
+    answers = answer_all(source, images(24))
+    audits = source.finish_audits(60)
+    with Pipeline.open(source.bundle, threads=1) as chain:
+        wrong = [
+            answer.record.holders
+            for image, answer in zip(images(24), answers, strict=True)
+            if relative_error(answer.logits, chain.forward(image[np.newaxis], answer.arrangement)[0]) > 1e-3
+        ]
+    assert (audits.audited, audits.mismatched, audits.dropped) == (24, len(wrong), 0)
+    assert {name: one.wrong for name, one in audits.suspects.items()} == Counter(itertools.chain(*wrong))
+    assert audits.suspects["c"].wrong == len(wrong) >= 2
+    assert audits.suspects["c"].difference > 0.01
+    assert f"{len(wrong)} of 24 audited answers are wrong" in audits.warning
+    assert f"c ({len(wrong)} times)" in audits.warning
 
 
-def test_an_occasional_liar_is_found_and_no_honest_peer_is_named(audited, images):
-    source = audited(CHAIN, {"b": Faults(lie=0.5)}, max_skips=0)
-    answer_all(source, images(24))
-    found = source.finish_audits(60)
-    assert found.matched + found.mismatched == found.audited == 24
-    assert found.mismatched >= 6
-    assert found.suspects["b"].named >= 1
-    # If it happened to be honest in the challenge, it is one of all holders.
-    assert all(suspect.named == 0 for name, suspect in found.suspects.items() if name != "b")
-    assert found.suspects["b"].named + found.suspects["b"].one_of == found.mismatched
-
-
-@pytest.mark.parametrize("codec", ["raw", "fp16", "int8"])
-@pytest.mark.parametrize("policy", ["nearest", "random", "parallel"])
+@pytest.mark.parametrize(("codec", "policy"), [("raw", "parallel"), ("fp16", "random"), ("int8", "nearest")])
 def test_honest_runs_match(audited, images, codec, policy):
     placement = {"a": [0, 1, 2], "b": [3, 4, 5], "c": range(6)}
     source = audited(placement, each={"codec": codec}, policy=policy)
@@ -130,13 +114,6 @@ def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, i
     assert (found.audited, found.matched, found.dropped) == (16, 16, 24)
 
 
-def test_audits_do_not_change_request_numbers(audited, images):
-    source = audited(CHAIN, {"a": Faults(lie=1.0)}, max_skips=0)
-    answers = answer_all(source, images(8))
-    assert [answer.request for answer in answers] == list(range(8))
-    assert source.finish_audits(60).waiting == 0
-
-
 def test_close_does_not_wait_for_waiting_audits(audited, images, slow_disk):
     folder, hold, release = slow_disk
     source = audited({"a": range(6)}, of=folder)
@@ -170,118 +147,3 @@ def test_a_damaged_block_file_is_logged_and_no_peer_is_suspected(tiny_bundle, au
     found = source.finish_audits(60)
     assert (found.audited, found.dropped, found.suspects) == (0, 1, {})
     assert "an audit failed" in caplog.text
-
-
-class Hops:
-    """A challenge by hand: the tokens that each holder returned."""
-
-    def __init__(self, bundle, image):
-        self.bundle = bundle
-        self.returns = []
-        with Pipeline.open(bundle, threads=1) as chain:
-            self.tokens = self.stem = chain.stem(image[np.newaxis])
-        self.ran = ()
-
-    def hop(self, holder, blocks, *, sender=None, spoil=False):
-        with Pipeline.open(self.bundle, threads=1) as chain:
-            for block in blocks:
-                self.tokens = chain.block(block, self.tokens, len(self.ran))
-                self.ran = (*self.ran, (block, holder))
-        if spoil:
-            self.tokens = self.tokens + np.float32(0.5)
-        left = tuple(sorted(set(range(6)) - {block for block, _ in self.ran}))
-        itinerary = Itinerary("laptop", "nearest", left, 0, True, waves=((self.ran,),) if self.ran else ())
-        self.returns.append(Returned(0, sender or holder, itinerary, self.tokens))
-
-    def judged(self, codec="raw"):
-        """Suspects of an auditor that is given a wrong answer of x and y."""
-        same = self.bundle.manifest.bundle_id
-
-        def challenge(started):
-            started.returns += self.returns
-            started.on_end(started)
-
-        recomputation = Recomputation(
-            self.bundle, Tolerances(self.bundle.manifest, dict.fromkeys("abcxy", codec), lambda _: same)
-        )
-        auditor = Auditor(1.0, recomputation, challenge)
-        answer = Itinerary("laptop", "nearest", (), 0, waves=((((0, "x"), (1, "y")),),))
-        auditor.offer(Audit(0, self.stem, answer, np.zeros(10, np.float32)))
-        auditor.finish(60)
-        auditor.close()
-        return {name: (one.named, one.one_of) for name, one in auditor.summary.suspects.items()}
-
-
-@pytest.fixture
-def hops(tiny_bundle, images):
-    return Hops(Bundle.open(tiny_bundle), images(1)[0])
-
-
-def test_only_the_first_wrong_hop_is_blamed(hops):
-    hops.hop("a", [0, 1])
-    hops.hop("b", [2, 3], spoil=True)
-    hops.hop("c", [4, 5], spoil=True)
-    assert hops.judged() == {"b": (1, 0)}
-
-
-def test_a_peer_that_hands_on_tokens_of_another_is_suspected_with_it(hops):
-    hops.hop("a", [0, 1, 2], sender="b", spoil=True)
-    assert hops.judged() == {"a": (0, 1), "b": (0, 1)}
-
-
-def test_a_peer_that_changes_tokens_without_running_a_block_is_named(hops):
-    hops.hop("a", [0, 1])
-    hops.hop("b", [], spoil=True)
-    assert hops.judged() == {"b": (1, 0)}
-
-
-def test_a_copy_on_another_path_is_compared_with_its_own_input(hops):
-    stem = hops.tokens
-    hops.hop("a", [0, 1])
-    hops.tokens, hops.ran = stem, ()
-    hops.hop("b", [0, 1, 2])
-    hops.hop("c", [3, 4, 5])
-    assert hops.judged() == {"x": (0, 1), "y": (0, 1)}
-
-
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_rounding_by_the_codec_is_tolerated_and_a_lie_is_not(hops, codec):
-    hops.hop("a", [0, 1, 2])
-    assert hops.judged(codec) == {"x": (0, 1), "y": (0, 1)}
-    hops.tokens = hops.tokens * np.float32(1.5)
-    hops.returns[-1] = Returned(0, "a", hops.returns[-1].itinerary, hops.tokens)
-    assert hops.judged(codec) == {"a": (1, 0)}
-
-
-def test_an_answer_that_no_challenge_explains_names_all_holders(hops):
-    assert hops.judged() == {"x": (0, 1), "y": (0, 1)}
-
-
-def test_a_warning_names_suspects_and_counts():
-    known = {"b": Suspect(3, 1, 0.4), "a": Suspect(0, 1, 0.4)}
-    text = AuditSummary(0.1, 40, 36, 4, 0, 0, known).warning
-    assert text.startswith("4 of 40 audited answers are wrong: b (3 times) returned wrong results; other suspects: a")
-    assert "the cause is one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
-
-
-@pytest.mark.release
-def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(start_peers, tiny_bundle):
-    peers = start_peers(CHAIN)
-    peers.set_faults("c", Faults(lie=1.0))
-    command = [
-        sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
-        "--data", "digits", "--limit", "4", "--max-skips", "0", "--concurrency", "1", "--audit",
-    ]  # fmt: skip
-    on, off, table = (
-        subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
-        for more in (["1", "--json"], ["0", "--json"], ["1"])
-    )
-    found = json.loads(on.stdout)["audit"]
-    assert (found["share"], found["audited"], found["mismatched"]) == (1.0, 4, 4)
-    assert list(found["suspects"]) == ["c"]
-    assert found["suspects"]["c"]["named"] == 4
-    for done in (on, table):
-        assert "warning: 4 of 4 audited answers are wrong: c (4 times) returned wrong results" in done.stderr
-    assert "4 answers recomputed, 4 differ" in table.stdout
-    assert json.loads(off.stdout)["audit"] is None
-    assert "warning" not in off.stderr

@@ -23,7 +23,6 @@ from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.events import Arrived, Complete, Fail, Forward, NoteKind
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
-from ls_edge.runtime.source.settings import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
 from tests.faults.liar import Liar
 from tests.faults.lies import LIES
@@ -289,11 +288,3 @@ def test_tokens_from_before_a_skip_are_still_good():
     done = ((((0, "a"), (1, "b"), (2, "b"), (3, "b")),),)
     source(Arrived("b", run_of(onward.transfer._replace(hop=3), remaining=(), waves=done, returning="done"), ()))
     assert source.only(Complete).why_skipped == ""
-
-
-def test_a_challenge_keeps_to_the_bands():
-    answer = Itinerary("s", "nearest", (), 2, waves=((((2, "a"), (1, "a")),), (((4, "b"),),)), skipped=(0, 3))
-    asked = Itinerary("s", "nearest", tuple(range(5)), 2)
-    bands = Bands.from_json("0/1-3/4")
-    assert challenge_itinerary(asked, answer, bands).remaining == (0, 2, 1, 3, 4)
-    assert challenge_itinerary(asked, answer, Bands(5)).remaining == (2, 1, 4, 0, 3)

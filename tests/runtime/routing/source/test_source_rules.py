@@ -22,7 +22,6 @@ from ls_edge.runtime.routing.state.events import (
     Fail,
     Forward,
     NeighborDown,
-    Returned,
     Send,
     Submit,
 )
@@ -254,21 +253,6 @@ def test_each_cancel_of_many_requests_that_end_together_can_be_read(source):
     read = [one for cancel in source.sent(Cancel, "a") for one in framing.decode(framing.encode(cancel))]
     assert len(ids) == sum(len(cancel.requests) for cancel in read) == MAX_CANCELED + 1
     assert {request for cancel in read for request in cancel.requests} == ids
-
-
-@pytest.mark.parametrize("watched", [False, True])
-def test_tokens_that_come_back_are_reported_for_a_watched_request_only(source, watched):
-    source.meets("a", [0, 1, 2, 3])
-    itinerary = Itinerary("laptop", "nearest", (0, 1, 2, 3), 0, via_source=True)
-    source(Submit(0, itinerary, ("stem",), source.now + 5.0, watch_returns=watched))
-    (run,) = source.sent(Forward, "a")
-    source.hears("a", Accept(run.transfer, 8))
-    waves = ((((0, "a"), (1, "a")),),)
-    half = run_of(run.transfer._replace(hop=2), remaining=(2, 3), returning="via source", waves=waves, via_source=True)
-    source.gets("a", half, ("half",))
-    returned = [(s.request, s.sender, s.itinerary.waves, s.tokens) for s in source.said if isinstance(s, Returned)]
-    assert returned == ([(0, "a", waves, ("half",))] if watched else [])
-    assert source.sent(Forward, "a")
 
 
 def test_requests_wait_for_the_credits_of_a_holder_that_comes_later(source):
