@@ -1,15 +1,10 @@
-"""Changes of a fleet whose pusher is killed at random moments; some kills or cuts off a peer, too.
+"""Changes of a fleet whose pusher is killed at random moments; some kills or cuts off a peer, too."""
 
-``python -m tests.faults.killed_changes --kills 200`` runs longer than the tests do, and prints a line for each kill.
-"""
-
-import argparse
 import contextlib
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -59,7 +54,7 @@ class Asking:
             self.seconds.append(time.monotonic() - began)
 
 
-def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
+def kill_changes(folder, bundles, kills, seed=0):
     """Kill ``kills`` changes to random files and bundles; complete the last one, and check fleet and answers."""
     draw = random.Random(seed)
     with LocalCluster(folder, bundles[0], PLACEMENT, sources=["laptop", "desk"], keys=True, stores=True) as peers:
@@ -73,7 +68,7 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
         moved.write_text(yaml.safe_dump(document, sort_keys=False))
         with Asking(peers) as asking:
             file, bundle, usual_s, restarted = peers.path, bundles[0], 6.0, []
-            for turn in range(kills):
+            for _ in range(kills):
                 file, bundle = draw.choice(
                     [one for one in ((f, b) for f in (peers.path, moved) for b in bundles) if one != (file, bundle)]
                 )
@@ -100,8 +95,6 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
                 process.kill()
                 process.wait()
                 process.stderr.close()
-                say(turn, file.name, bundle, "too late" if process.returncode == 0 else "killed", victim or "",
-                    f"answers {len(asking.seconds)}", f"failed {asking.failed}")  # fmt: skip
             done = subprocess.run(
                 [sys.executable, "-m", "ls_edge", *map(str, words)], capture_output=True, text=True, check=False
             )
@@ -109,7 +102,6 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
             while len(asking.seconds) < count + 3 and not asking.failed:
                 time.sleep(0.1)
             model_id = asking.source.bundle.manifest.model_id
-        say("slowest answer", max(asking.seconds), "of", len(asking.seconds))
         assert (done.returncode, asking.failed) == (0, []), done.stderr
         assert model_id == Bundle.open(bundle).manifest.model_id
         wanted = load_peers(file).of_model(Bundle.open(bundle).num_blocks)
@@ -119,19 +111,3 @@ def kill_changes(folder, bundles, kills, seed=0, say=lambda *_: None):
             one.name: {*shown_parts(one.blocks)} for one in wanted.peers
         }
         assert {one.reason for one in found.values()} == {None}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundles", nargs=2, type=Path, help="folders of two models with 6 blocks")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        kill_changes(
-            root,
-            options.bundles,
-            options.kills,
-            options.seed,
-            lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\n"),
-        )

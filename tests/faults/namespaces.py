@@ -1,9 +1,8 @@
-"""Peers in network namespaces joined by a bridge, whose cables can be pulled, cut and slowed down.
+"""Peers in network namespaces joined by a bridge; packets between them can be dropped, and their cables slowed down.
 
 Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` names what is missing.
 All names begin with ``lsedge-``, the process id and a number; addresses are 10.201.0.0/24 and exist only inside.
-Nothing outside the namespaces is touched, and nothing remains after a failure; a run removes the remains of a killed
-one.
+Nothing outside the namespaces is touched, and nothing remains after a failure.
 
 ``netem`` is not used, since many kernels lack it: for delay and loss see ``tests.faults.proxy``.
 """
@@ -18,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +36,7 @@ def reason_to_skip() -> str:
     """Return the reason why namespaces cannot be created here, or an empty string."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
-    for program in ("ip", "tc", "bridge"):
+    for program in ("ip", "tc"):
         if shutil.which(program) is None:
             return f"network namespaces need the program {program!r} (package iproute2)"
     try:
@@ -61,7 +59,6 @@ class Net:
         self._made: list[str] = []
 
     def __enter__(self) -> Net:
-        _clear_left_over()
         try:
             self._add(_BRIDGE)
             hub = self.ns(_BRIDGE)
@@ -69,9 +66,9 @@ class Net:
             _ip("-n", hub, "link", "set", "br0", "up")
             for name in self.names:
                 self._add(name)
-                there = ("peer", port(name), "netns", hub)
+                there = ("peer", f"to-{name}", "netns", hub)
                 _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *there)
-                _ip("-n", hub, "link", "set", port(name), "master", "br0", "up")
+                _ip("-n", hub, "link", "set", f"to-{name}", "master", "br0", "up")
                 _ip("-n", self.ns(name), "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
                 for device in ("lo", "eth0"):
                     _ip("-n", self.ns(name), "link", "set", device, "up")
@@ -96,15 +93,6 @@ class Net:
         """Return the IPv4 address of a namespace."""
         return f"10.201.0.{self.names.index(name) + 1}"
 
-    def plug(self, name: str, *, into: bool) -> None:
-        """Pull the cable of ``name``, so that both ends lose their carrier, or plug it in again."""
-        _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "up" if into else "down")
-
-    def mute(self, name: str, *, on: bool) -> None:
-        """Make the bridge drop all frames of ``name`` while both ends see a carrier, or forward them again."""
-        state = "0" if on else "3"
-        _call(*self._within(_BRIDGE), "bridge", "link", "set", "dev", port(name), "state", state)
-
     def cut(self, one: str, other: str, *, on: bool = True) -> None:
         """Drop all packets from ``other`` to ``one`` silently; ``on=False`` undoes it."""
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
@@ -115,7 +103,7 @@ class Net:
         The bucket holds half a millisecond of traffic: late timers make a smaller one slower than its rate.
         """
         for name in self.names:
-            for space, device in ((name, "eth0"), (_BRIDGE, port(name))):
+            for space, device in ((name, "eth0"), (_BRIDGE, f"to-{name}")):
                 if mbit is None:
                     _tc(self.ns(space), "qdisc", "del", "dev", device, "root")
                 else:
@@ -189,22 +177,6 @@ class NamespaceCluster(LocalCluster):
     def peer_command(self, name: str) -> list[str]:
         """Return the command line of a peer in its namespace."""
         return ["ip", "netns", "exec", self.net.ns(name), *super().peer_command(name)]
-
-
-def port(name: str) -> str:
-    """Return the name of the bridge's end of a cable; Linux allows 15 characters."""
-    plain = f"to-{name}"
-    return plain if len(plain) <= 15 else f"to-{zlib.crc32(name.encode()):08x}"
-
-
-def _clear_left_over() -> None:
-    """Remove namespaces of processes that were killed before they could do so."""
-    for line in _call("ip", "netns", "list").splitlines():
-        full = line.split()[0]
-        kind, _, rest = full.partition("-")
-        owner = rest.partition("-")[0]
-        if kind == "lsedge" and owner.isdigit() and not Path("/proc", owner).exists():
-            _remove(full)
 
 
 def _remove(full: str) -> None:

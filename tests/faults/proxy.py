@@ -1,4 +1,4 @@
-"""A small TCP proxy for links with faults: delay, stalls, a limited rate, half-open connections, refusals.
+"""A small TCP proxy for links with faults: delay, stalls, a limited rate, half-open connections.
 
 It is for machines whose kernel has no ``netem``, and forwards bytes without reading them. TCP turns lost packets into
 stalls, so loss is emulated by stalls: a fraction ``stall_part`` of the chunks waits for ``stall_ms``, in order.
@@ -26,8 +26,6 @@ class LinkConditions:
     stall_part: float = 0.0
     blackhole: bool = False
     """Whether connections stay open but no byte passes, as after pulling a cable."""
-    refuse: bool = False
-    """Whether new connections are closed immediately."""
 
 
 class Proxy:
@@ -48,10 +46,6 @@ class Proxy:
         self._thread.start()
         if not self._ready.wait(5):
             raise OSError(f"the proxy on port {port} did not start")
-
-    def cut(self) -> None:
-        """Close all connections."""
-        self._loop.call_soon_threadsafe(self._cut)
 
     def close(self) -> None:
         """Close all connections and stop."""
@@ -87,8 +81,6 @@ class Proxy:
         self._tasks.add(task)
         pumps: list[asyncio.Task[None]] = []
         try:
-            if self.conditions.refuse:
-                return
             there_reader, there_writer = await asyncio.open_connection(*self._target)
             self._writers |= {writer, there_writer}
             pumps = [
