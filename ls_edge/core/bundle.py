@@ -27,7 +27,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.core.files import local_folder, read_file, write_file
 from ls_edge.core.text import short_id
-from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json, explain
+from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -114,21 +114,6 @@ class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NOT_FOLDED = Folded(0, 0)
-
-
-_Numbers = dict[str, int | float]
-# Types of the entries of ``verified`` that are compared with new measurements.
-_MEASURED = msgspec.defstruct(
-    "Measured",
-    [
-        ("batches", Annotated[tuple[Annotated[int, Meta(ge=1, le=65_536)], ...], Meta(min_length=1)], (1,)),
-        ("outputs", dict[str, list[float]], {}),
-        ("parts", _Numbers, {}),
-        ("chain", _Numbers, {}),
-        ("top1", _Numbers | None, None),
-        *((name, float | None, None) for name in ("max_rel_error", "min_cosine", "agreement", "residual_1500")),
-    ],
-)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -311,7 +296,6 @@ class Bundle:
         try:
             manifest = decode_json(raw, Manifest, SCHEMA)
             manifest.block_bands  # noqa: B018 - raises unless they are bands of these blocks
-            msgspec.convert(manifest.verified, _MEASURED)
         except OtherSchema as error:
             advice = "export the run again with this version, or install the version that wrote it"
             raise SchemaMismatch(f"{path}{error}; {advice}") from None
@@ -319,9 +303,6 @@ class Bundle:
             raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
         except UsageError as error:
             raise BundleError(f"{path}: {error}; export the run again") from None
-        except msgspec.ValidationError as error:
-            what = explain(str(error), manifest.verified, _MEASURED).text
-            raise BundleError(f"{path}: verified: {what}; copy the bundle again, or export the run again") from None
         bundle = cls(folder, manifest)
         expected = bundle_id_of(bundle.interface, manifest.precision, manifest.parts)
         if expected != manifest.bundle_id:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from msgspec import Meta
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.files import replacing
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import Name
 from ls_edge.core.text import counted
@@ -361,13 +359,12 @@ class TraceWriter(Closing):
         """Create the file; raise :class:`UsageError` if it cannot be written."""
         self.path = Path(path)
         self.problem = ""
-        self._lines: dict[int, RequestRecord] = {}
+        self._lines = 0
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         except OSError as error:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}; give another path") from None
-        self._plain = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._size = 0
 
     def write(self, record: RequestRecord) -> None:
@@ -381,23 +378,13 @@ class TraceWriter(Closing):
                 done += os.write(self._descriptor, line[done:])
         except (DataError, OSError) as error:
             why = f"{error.strerror}; free some space, or give another path" if isinstance(error, OSError) else error
-            self.problem = f"the trace {self.path} ends after {counted(len(self._lines), 'request')}: {why}"
+            self.problem = f"the trace {self.path} ends after {counted(self._lines, 'request')}: {why}"
             with contextlib.suppress(OSError):  # readers refuse an incomplete line; pipes cannot be truncated
                 os.ftruncate(self._descriptor, self._size)
                 os.lseek(self._descriptor, self._size, os.SEEK_SET)
             return
         self._size += len(line)
-        self._lines[record.id] = record
-
-    def correct(self, records: Iterable[RequestRecord]) -> None:
-        """Rewrite the file if records have changed, since late answers are counted after the run."""
-        known = {record.id: record for record in records}
-        changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
-        if not changed or self.problem or not self._plain:
-            return
-        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the old file only lacks these counts
-            for id_, record in self._lines.items():
-                stream.write(encode_record(known.get(id_, record)) + b"\n")
+        self._lines += 1
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -224,19 +224,7 @@ def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocume
     invalid = explain(str(error), value, type_)
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in invalid.where)
     inside = f" (at {steps.lstrip('.')})" if len(invalid.where) > 1 else ""
-    return InvalidDocument(f"{_json_place(raw, invalid)}: {invalid.text}{inside}")
-
-
-def _json_place(raw: bytes, found: InvalidValue) -> str:
-    """Return ``:line:column`` of the key of an invalid value if the document contains this key only once."""
-    name = next((step for step in reversed(found.where) if isinstance(step, str)), None)
-    if name is None:
-        return ":1:1"
-    hits = [match.start() for match in re.finditer(re.escape(json.dumps(name).encode()) + rb"\s*:", raw)]
-    if len(hits) != 1:
-        return ""
-    lines = raw[: hits[0]].split(b"\n")
-    return f":{len(lines)}:{len(lines[-1]) + 1}"
+    return InvalidDocument(f": {invalid.text}{inside}")
 
 
 class SourceMap:

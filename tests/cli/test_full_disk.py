@@ -78,10 +78,3 @@ def test_json_for_a_full_disk_is_refused_before_the_run(ls_edge, bundle, disk):
             )
         assert (done.returncode, "standard output: no space left" in complaint(done.stderr)) == (1, True), done.stderr
         assert "peer" not in done.stderr
-
-
-def test_a_run_whose_results_find_no_room_prints_them_on_standard_error(ls_edge, bundle):
-    with open("/dev/full", "w") as out:
-        done = ls_edge.run("run", "--local", 1, "--bundle", bundle, "--data", "digits", "--limit", 3, stdout=out)
-    assert (done.returncode, "No space left on device" in complaint(done.stderr)) == (1, True), done.stderr
-    assert "3 of 3" in done.stderr

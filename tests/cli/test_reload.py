@@ -190,16 +190,3 @@ def test_a_reload_that_is_asked_for_while_it_starts_does_not_end_it(
         finally:
             process.terminate()
     assert {"peer": "draining", "serve": "stopping"}[command] in log.read_text()
-
-
-def test_a_reload_does_not_end_a_run_that_waits_for_a_model(write_peers, tmp_path, wait_until):
-    path, log = write_peers({"a": "all"}), tmp_path / "log"
-    words = ["run", "--peers", str(path), "--data", "digits", "--limit", "1", "--wait", "600", "--log-json"]
-    with log.open("w") as stderr, subprocess.Popen([sys.executable, "-m", "ls_edge", *words], stderr=stderr) as process:
-        try:
-            wait_until(lambda: process.poll() is not None or "waiting for a model" in log.read_text(), 30.0, "a wait")
-            process.send_signal(signal.SIGHUP)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
-        finally:
-            process.kill()

@@ -88,20 +88,6 @@ def test_help_is_ascii(command):
         assert out.isascii(), name
 
 
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_twenty_columns_lose_no_number(bundle, term):
-    code, text = on_a_terminal("eval", bundle, *EVAL, term=term)
-    assert code == 0, text
-    figures = plain(text)
-    wide, whole = on_a_terminal("eval", bundle, *EVAL, columns=200)
-    assert wide == 0
-    for figure in re.findall(r"\d\.\d{3}", plain(whole)):
-        assert figure in figures
-    assert re.search(r"trained order:\s+0\.\d{3}", figures) or term == "dumb"
-    if term == "dumb":
-        assert "\x1b" not in text
-
-
 BENCH = ("bench", "--duration", "0.05", "--threads", 1)
 
 
@@ -113,15 +99,6 @@ def test_commands_work_on_odd_terminals(bundle, arguments, how):
     assert "…" not in text
     if arguments[0] == "bench" and how.get("columns") != 1:
         assert "1 thread, " in plain(text).replace("\r\n", "")
-
-
-def test_a_live_run_fits_twenty_columns():
-    out = Console(file=io.StringIO(), force_terminal=True, width=20, color_system=None, legacy_windows=False)
-    with RunProgress(1234, ["a", "b"], console=out) as progress:
-        for number in range(12):
-            progress.record(record(number, 7.25))
-    assert "12/1,234" in out.file.getvalue().replace("\n", "")
-    assert "7.2" in out.file.getvalue()
 
 
 def test_a_live_run_prints_lines_on_a_terminal_without_a_cursor(monkeypatch):

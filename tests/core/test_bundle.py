@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -140,12 +139,6 @@ def test_invalid_bands_are_refused(folder, bands, why):
     assert "export the run again" in str(error.value)
 
 
-def test_changed_bands_are_noticed(folder):
-    change(folder, lambda manifest: manifest.update(bands=[[0], [1, 2]]))
-    with pytest.raises(DigestMismatch, match="was changed"):
-        Bundle.open(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "file"), [("stem", "stem.onnx"), ("head", "head.onnx"), ("block 2", "blocks/02.onnx")]
 )
@@ -175,14 +168,6 @@ def test_a_wrong_length_is_named(folder, size):
     change(folder, lambda document: document["parts"]["stem"].update(bytes=size))
     with pytest.raises(DigestMismatch, match=rf"\(stem\) is not the file .* 14 bytes, expected .*, {size} bytes"):
         Bundle.open(folder).read("stem")
-
-
-def test_a_part_of_another_bundle_is_named(folder, tmp_path):
-    make(tmp_path / "other", content=b"other")
-    shutil.copy(tmp_path / "other/blocks/01.onnx", folder / "blocks/01.onnx")
-    with pytest.raises(DigestMismatch, match="belongs to another bundle"):
-        Bundle.open(folder).read("block 1")
-    assert Bundle.open(folder).read("block 0")
 
 
 def test_a_missing_part_is_named(folder):
@@ -215,27 +200,6 @@ def test_pipes_are_refused_and_not_waited_for(folder, name):
     os.mkfifo(folder / name)
     with pytest.raises(BundleError, match=r"stem\.onnx \(stem\) is a link or not a file|it has no manifest\.json"):
         Bundle.open(folder).read("stem")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("batches", None, "verified: batches is empty; it has to be a list of whole numbers"),
-        ("batches", [], "verified: batches is []; it has to be"),
-        ("batches", [-3], "batches[0] is -3; it has to be a whole number from 1"),
-        ("batches", [10**9], "batches[0] is 1000000000; it has to be"),
-        ("outputs", {"stem": ["a"]}, "verified: outputs[0] is a group of keys; it has to be a number"),
-        ("top1", {"bundle": "a"}, "verified: top1[0] is a group of keys; it has to be"),
-        ("parts", "x", "parts is 'x'; it has to be a group of keys"),
-        ("max_rel_error", "x", "max_rel_error is 'x'; it has to be a number"),
-    ],
-)  # fmt: skip
-def test_results_of_the_verification_have_their_types(folder, name, value, words):
-    document = json.loads((folder / "manifest.json").read_text())
-    document["verified"] = {"unknown": 1, name: value}
-    (folder / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(BundleError, match=re.escape(words)):
-        Bundle.open(folder)
 
 
 @pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", ".", "a\0b"])
@@ -276,25 +240,6 @@ def drop_block(document):
 def test_a_changed_manifest_does_not_match_its_id(folder, edit):
     change(folder, edit)
     with pytest.raises(DigestMismatch, match=r"manifest\.json was changed: bundle_id is"):
-        Bundle.open(folder)
-
-
-def remove_parts(document):
-    del document["parts"]
-
-
-def unknown_image_key(document):
-    document["image"]["flip"] = True
-
-
-def text_for_number(document):
-    document["tokens"]["dim"] = "4"
-
-
-@pytest.mark.parametrize("edit", [remove_parts, unknown_image_key, text_for_number])
-def test_a_manifest_with_wrong_keys_is_refused(folder, edit):
-    change(folder, edit)
-    with pytest.raises(BundleError, match=r"manifest\.json:.* export the run again"):
         Bundle.open(folder)
 
 
@@ -359,7 +304,7 @@ def test_a_wrong_manifest_is_explained_in_plain_words(folder, edit, what):
         (b'{"schema": 1, "x": "\xff"}', "manifest.json: not JSON"),
         (b"\x7fELF\x00", ": not JSON"),
         (b"[" * 100_000, ": not JSON"),
-        (b"[]", "manifest.json:1:1: the file is []; it has to be a group of keys"),
+        (b"[]", "manifest.json: the file is []; it has to be a group of keys"),
         (b'{"schema": 2}', "has schema 2, this ls-edge reads schema 1"),
         (b'{"schema": "\\u001b[2J"}', r"has schema '\x1b[2J'"),
     ],

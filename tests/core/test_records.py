@@ -88,7 +88,7 @@ def test_the_rest_of_the_latency_is_shared_equally_by_the_hops():
     assert msgspec.structs.replace(record, latency_us=5).hop_us == 0
 
 
-def test_a_trace_grows_line_by_line_and_is_corrected_in_place(tmp_path):
+def test_a_trace_grows_line_by_line(tmp_path):
     path = tmp_path / "t.jsonl"
     other = msgspec.structs.replace(RECORD, id=RECORD.id + 1)
     with TraceWriter(path) as writer:
@@ -96,9 +96,6 @@ def test_a_trace_grows_line_by_line_and_is_corrected_in_place(tmp_path):
         assert list(read_trace(path)) == [other]
         writer.write(RECORD)
         assert list(read_trace(path)) == [other, RECORD]
-        late = msgspec.structs.replace(RECORD, duplicates=2)
-        writer.correct([late, other])
-    assert list(read_trace(path)) == [other, late]
     assert writer.problem == ""
     assert list(tmp_path.iterdir()) == [path]
 
@@ -111,7 +108,6 @@ def test_a_trace_that_cannot_be_written_keeps_the_reason(tmp_path):
         assert "ends after 0 requests: No space left on device" in writer.problem
         said = writer.problem
         writer.write(RECORD)
-        writer.correct([RECORD])
         assert writer.problem == said
 
 

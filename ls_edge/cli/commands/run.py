@@ -173,7 +173,6 @@ def command(
             )
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
-            writer.correct(measured.records)
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarize(measured.records, measured.events, measured.context)

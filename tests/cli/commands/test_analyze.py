@@ -1,7 +1,6 @@
 """``ls-edge analyze`` of a run and of the bundle that was exported from it."""
 
 import json
-import re
 import sys
 from dataclasses import replace
 
@@ -160,13 +159,6 @@ def test_the_page_has_the_charts_and_pictures_of_each_kind(command, both, tmp_pa
     assert "None: an engine shows neither attention nor gradients" in page
 
 
-def test_blocks_that_share_weights_move_without_effect(command, shared_bundle):
-    found = document(command, shared_bundle, *FEW)
-    assert found["settings"]["shared"] == [[0, 1, 2, 3]]
-    assert found["agreement"]["random"]["same_class"] == 1
-    assert found["importance"]["blocks"][0]["moved"] == found["importance"]["trained"]
-
-
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 def test_two_models_are_shown_side_by_side(command, both, tmp_path):
     what = ("--what", "slots,norms,pairs", "--report", tmp_path / "both.html")
@@ -187,10 +179,3 @@ def test_a_folder_of_runs_is_refused(command, both, tmp_path):
     code, out, err = command("analyze", tmp_path, *FEW)
     assert (code, out) == (2, "")
     assert "is a folder of runs; name one of them" in err
-
-
-def test_the_help_describes_every_kind(command):
-    code, out, _ = command("analyze", "--help")
-    assert code == 0
-    for kind in KINDS:
-        assert re.search(rf"^  {kind} {{2,}}\w", out, re.M), kind

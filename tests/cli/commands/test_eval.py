@@ -11,10 +11,10 @@ from ls_edge.api.evaluation import check_alike
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import distinct_names
-from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.evaluation.settings import EvaluationSettings
-from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of
+from ls_edge.report.charts import accuracy_figure, spec_of
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 
@@ -162,25 +162,3 @@ def test_the_figure_of_freedom_has_a_curve_for_each_evaluation(command, two, tmp
     code, out, err = command("eval", two[0], *EVAL, "--freedom")
     assert code == 0, err
     assert "24 allowed, its own bands" in out
-
-
-def test_a_figure_of_freedom_needs_evaluations_with_freedom(command, two, tmp_path):
-    (tmp_path / "e.json").write_text(command("eval", two[0], *EVAL, "--json")[1], encoding="utf-8")
-    code, _, err = command("report", tmp_path / "e.json", "--freedom", tmp_path / "f.svg")
-    assert (code, "make one with eval --freedom --json" in err) == (2, True), err
-    with pytest.raises(UsageError, match="has no accuracy within bands"):
-        freedom_figure([evaluation("plain")])
-
-
-def test_a_curve_is_filled_within_its_own_bands_and_hollow_beyond():
-    steps = [
-        Freedom([[0], [1], [2]], 1.0, 1, 0.9, 0.0, 0.9, own=False),
-        Freedom([[0], [1, 2]], 2.0, 2, 0.8, 0.1, 0.7, own=True),
-        Freedom([[0, 1, 2]], 6.0, 6, 0.4, 0.2, 0.1, own=False),
-    ]
-    spec = spec_of(freedom_figure([msgspec.structs.replace(evaluation("banded"), freedom=steps)]))
-    rows = max(spec["datasets"].values(), key=len)
-    assert [(row["allowed"], row["top1"], row["within"]) for row in rows] == [
-        (1, 0.9, "own"), (2, 0.8, "own"), (6, 0.4, "beyond"),
-    ]  # fmt: skip
-    assert (rows[1]["low"], rows[1]["high"]) == (0.7, 0.9)

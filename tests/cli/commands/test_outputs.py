@@ -1,13 +1,11 @@
 """Outputs that cannot be written: known before any work, whatever the command; numbers are printed nevertheless."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 
 import click
-import msgspec
 import pytest
 
 from ls_edge.cli.main import cli
@@ -80,49 +78,7 @@ def test_engines_that_the_cache_cannot_keep_are_not_built(command, bundle, read_
     )  # fmt: skip
 
 
-@pytest.fixture
-def filling(small_disk):
-    """A disk that has room for the trial of a check and for nothing more."""
-    disk = small_disk(megabytes=1)
-    free = os.statvfs(disk)
-    (disk / "fill").write_bytes(bytes(free.f_bavail * free.f_frsize - 4096))
-    return disk
 
 
-@pytest.fixture
-def profiles(measured, tmp_path):
-    """Profiles of boards that hold only a few blocks, so that a plan names many of them."""
-    found = []
-    for index in range(40):
-        board = msgspec.structs.replace(
-            measured, device=msgspec.structs.replace(measured.device, name=f"board-{index}")
-        )
-        found.append(tmp_path / f"board-{index}.json")
-        found[-1].write_bytes(msgspec.json.encode(board))
-    return found
 
 
-@pytest.mark.leaks_ok  # the library that packs the charts' scripts keeps its threads
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
-        (("bench", "BUNDLE", "--duration", 0.01, "--threads", 1, "--batch", "1,2,3,4,5,6,7,8"), "--out"),
-        pytest.param(
-            ("simulate", "--bundle", "BUNDLE", "--profiles", "PROFILE", "--devices", 1, "--requests", 9),
-            "--report",
-            marks=pytest.mark.release,
-        ),
-        (("plan", "--bundle", "BUNDLE", "--profiles", "PROFILES", "--objective", "throughput"), "--out"),
-        (("report", "PROFILE", "PROFILE"), "--out"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_numbers_are_printed_where_the_disk_fills_up_before_they_are_written(
-    command, bundle, profiles, filling, words, flag
-):
-    given = {"BUNDLE": [bundle], "PROFILE": profiles[:1], "PROFILES": profiles}
-    typed = [one for word in words for one in given.get(word, [word])]
-    code, printed, errors = command(*typed, "--json", flag, filling / "new")
-    assert (code, [path.name for path in filling.iterdir()]) == (1, ["fill"])
-    assert f"cannot write {filling / 'new'}: No space left on device" in errors
-    assert json.loads(printed)

@@ -16,7 +16,6 @@ import yaml
 
 import ls_edge
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, RunError, UsageError
 from ls_edge.report.card import model_card
 from ls_edge.training.runs.checkpoint import load_run
@@ -95,16 +94,6 @@ def test_commands_of_the_card_take_a_name_with_spaces_as_one_word():
     (command,) = (line for line in card.splitlines() if line.startswith("ls-edge export"))
     assert shlex.split(command)[2] == "my dogs"
     assert 'create_model("local-dir:my dogs", ' in card
-
-
-def test_export_reads_it_back_as_the_same_model(run, published, tmp_path):
-    first = ls_edge.export(run, tmp_path / "first")
-    again = ls_edge.export(published[1], tmp_path / "again")
-    assert again.bundle.manifest.model_id == first.bundle.manifest.model_id
-    bundle = ls_edge.publish(tmp_path / "first", tmp_path / "bundle")
-    assert not bundle.timm
-    assert Bundle.open(tmp_path / "bundle").manifest == first.bundle.manifest
-    assert "License" in (tmp_path / "bundle" / "README.md").read_text()
 
 
 def test_changed_weights_are_refused(published, tmp_path):

@@ -7,22 +7,16 @@ import shutil
 import signal
 import socket
 import subprocess
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-import yaml
-import zmq
 from PIL import Image
 
-from ls_edge.cli.commands import run
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.keys import new_keys
 from tests.faults.engines import Faults
 from tests.traces import read_trace
 
@@ -49,15 +43,6 @@ def lines_of(trace):
     return trace.read_bytes().splitlines() if trace.exists() else []
 
 
-def in_a_small_disk(folder, size="64k", options=""):
-    """Words that run a command with a file system of its own at ``folder``, or None where that is not allowed."""
-    script = f'mount -t tmpfs -o size={size}{options} tmpfs "$0" && "$@"; code=$?; cat "$0"/*.jsonl >&2; exit $code'
-    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, str(folder)]
-    try:
-        works = subprocess.run([*words, "true"], capture_output=True, timeout=10, check=False).returncode == 0
-    except OSError:
-        works = False
-    return words if works else None
 
 
 # Where the results go.
@@ -88,18 +73,6 @@ def test_outputs_that_cannot_be_written_are_found_before_anything_is_sent(
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_read_only_disk_is_found_before_anything_is_sent(ls_edge, complaints, write_peers, tiny_bundle, tmp_path):
-    (tmp_path / "disk").mkdir()
-    disk = in_a_small_disk(tmp_path / "disk", options=",ro")
-    if disk is None:
-        pytest.skip("this user may not mount a file system in a namespace")
-    nobody = write_peers({"a": range(6)})
-    done = ls_edge.run(
-        "run", "--peers", nobody, "--bundle", tiny_bundle, "--data", "digits", "--wait", "0", "--trace",
-        tmp_path / "disk" / "t.jsonl", before=disk,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert f"cannot write {tmp_path / 'disk' / 't.jsonl'}: Read-only file system" in complaints(done)[0]
 
 
 def test_an_existing_trace_stays_until_the_first_answer_can_come(ls_edge, write_peers, tiny_bundle, tmp_path):
@@ -179,24 +152,6 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert 0 < len(records) < 200
 
 
-@pytest.mark.release
-def test_a_full_disk_costs_the_trace_and_leaves_the_summary(ls_edge, complaints, command, tmp_path):
-    (tmp_path / "disk").mkdir()
-    disk = in_a_small_disk(tmp_path / "disk", size="16k")
-    if disk is None:
-        pytest.skip("this user may not mount a file system in a namespace")
-    at = tmp_path / "disk"
-    done = ls_edge.run(
-        *command, "--limit", "200", "--json", "--trace", at / "t.jsonl", "--report", at / "r.html", before=disk
-    )
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["answered"] == 200
-    (line,) = complaints(done)
-    assert "no space left on device" in line.lower()
-    assert "t.jsonl ends after" in line
-    assert "r.html" in line
-    kept = [json.loads(text) for text in done.stderr.splitlines() if text.startswith("{")]  # what cat found
-    assert f"ends after {len(kept)} requests" in line
 
 
 @pytest.mark.release
@@ -250,29 +205,8 @@ def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
     assert ls_edge.run(*command, "--limit", "3", prepare=few).returncode == 0
 
 
-@pytest.mark.parametrize(("via_source", "how"), [(False, "reached only through a"), (True, "not used")])
-def test_a_peer_without_a_link_may_be_used(serve_peers, tiny_bundle, wait_until, monkeypatch, via_source, how):
-    file = serve_peers({"a": range(3), "b": range(3, 6)})
-    file.path.write_text(file.path.read_text().replace(file.peer("b").address, "tcp://127.0.0.1:1"))
-    monkeypatch.setattr(run, "UNUSABLE_FOR_S", 0.0)
-    notes = []
-    with Source.open(file.path, tiny_bundle, via_source=via_source, max_skips=6) as source:
-        progress = SimpleNamespace(note=notes.append, warn=lambda _text: None)
-        look = run._watch_peers(source, progress, lambda: False)
-        wait_until(lambda: "b" in source.snapshot.peers["a"].reaches and source.snapshot.problems, 30.0)
-        look()
-        look()
-    assert [note.partition(":")[0] for note in notes] == [f"b is {how}"]
 
 
-def test_some_answers_are_printed_with_class_names(ls_edge, command):
-    done = ls_edge.run(*command, "--limit", "40")
-    assert done.returncode == 0
-    lines = done.stdout.splitlines()
-    heading = next(i for i, line in enumerate(lines) if line.split() == ["image", "prediction", "truth"])
-    shown = [line.split() for line in lines[heading + 1 :] if line.strip()]
-    assert len(shown) == 5
-    assert all(image == f"{truth}/{image.split('/')[1]}" and int(given) in range(10) for image, given, truth in shown)
 
 
 # What keeps it from answering.
@@ -371,14 +305,6 @@ def test_the_reasons_that_peers_cannot_be_used_are_printed(
     assert all(one in complaints(done)[0] for one in ("other: ", "gone: ", "nowhere: "))
 
 
-def test_a_peer_without_work_is_named_with_the_reason(ls_edge, complaints, write_peers, serve, tiny_bundle):
-    path = write_peers({"all": range(6), "gone": [4]})
-    peer = serve(Peer(load_peers(path), "all", Bundle.open(tiny_bundle)))
-    done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "300", "--json")
-    assert done.returncode == 0
-    (line,) = complaints(done)
-    assert line.startswith("ls-edge: warning: gone took no part: nobody answers at tcp://127.0.0.1:")
-    assert peer.machine.rules.warm
 
 
 def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
@@ -400,23 +326,6 @@ def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, 
     assert ls_edge.run(*command).returncode == 0
 
 
-@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
-def test_refusing_peers_are_named(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_path, wait_until):
-    keys = {name: new_keys(name, tmp_path / "keys")[0] for name in ("a", "laptop", "stranger")}
-    path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
-    peer = serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), keys=keys["a"]))
-    wait_until(lambda: peer.machine.rules.warm, 30.0, "a warm peer")
-    seen = yaml.safe_load(path.read_text())
-    seen["sources"] = [{"name": "stranger", "public_key": keys["stranger"].public.decode()}]
-    ours = tmp_path / "ours.yaml"
-    ours.write_text(yaml.safe_dump(seen))
-    done = ls_edge.run(
-        "run", "--peers", ours, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2",
-        "--secret-key", tmp_path / "keys" / "stranger.key_secret",
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = complaints(done)
-    assert "it refused our key" in line
 
 
 # What the run was made with, and on what.
