@@ -1,23 +1,17 @@
 """Merging of ONNX parts into one graph: adjacent blocks into a part, or all parts into a whole. Needs only ``onnx``.
 
 The whole model is for comparison: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes
-it. ``export --blocks-per-part`` groups blocks, and ``doctor --report`` times pairs of blocks.
+it. ``export --blocks-per-part`` groups blocks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ls_edge.core.bundle import Bundle, PartFile, PartFiles, bundle_id_of, write_manifest
-from ls_edge.core.parts import part_name
 from ls_edge.export.canonical import to_bytes
 
 
@@ -52,24 +46,6 @@ def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
         whole.graph.node.extend([scale, shift])
 
     return _join("part", blocks, [str(index) for index in range(len(blocks))], shift_slot)
-
-
-def write_pairs(bundle: Bundle, folder: Path) -> None:
-    """Write a bundle in which each part is a pair of blocks of ``bundle``, for timing; omit an odd last block."""
-    folder.mkdir()
-
-    def write(name: str, raw: bytes) -> PartFile:
-        (folder / name).write_bytes(raw)
-        return PartFile(name, hashlib.sha256(raw).hexdigest(), len(raw))
-
-    stem, head = (write(f"{name}.onnx", bundle.read(name)) for name in ("stem", "head"))
-    blocks = [onnx.load_model_from_string(bundle.read(part_name(index))) for index in range(bundle.num_blocks)]
-    pairs = (group(blocks[first : first + 2]) for first in range(0, bundle.num_blocks - 1, 2))
-    files = tuple(write(f"pair-{place}.onnx", to_bytes(pair, "a pair")) for place, pair in enumerate(pairs))
-    changes = {"parts": PartFiles(stem, head, files), "bands": msgspec.UNSET, "verified": {}}
-    made = msgspec.structs.replace(bundle.manifest, **changes)
-    bundle_id = bundle_id_of(Bundle(folder, made).interface, made.precision, made.parts)
-    write_manifest(folder, msgspec.structs.replace(made, bundle_id=bundle_id))
 
 
 def _join(
@@ -111,7 +87,3 @@ def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: 
         fresh_tensor.CopyFrom(tensor)
         fresh_tensor.name = f"{prefix}.{tensor.name}"
     return names[output]
-
-
-if __name__ == "__main__":
-    write_pairs(Bundle.open(sys.argv[1]), Path(sys.argv[2]))

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +30,7 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.version import __version__
 
 TITLE = "# Hardware report"
-LIMITS_S = {"build": 5400.0, "errors": 5400.0, "pairs": 5400.0}
+LIMITS_S = {"build": 5400.0, "errors": 5400.0}
 """Time limits of sections that build engines of a whole model, in seconds."""
 LIMIT_S = 900.0
 """Time limit of every other section, in seconds: the longest takes two minutes on a slow laptop."""
@@ -39,7 +38,6 @@ LIMIT_S = 900.0
 _END_S = 20.0
 """Seconds for a peer to leave, more than it takes to drain and to free the memory of a GPU."""
 _PYTHON = (sys.executable, "-m")
-_TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
 
 
 class BoardReport:
@@ -115,12 +113,10 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
             report.run("build", folder)
             for wait in ("usual", "spin", "blocking"):
                 report.program(f"visits, {wait} waits", "visits", (*numbers, "visits", folder, wait))
-            report.program("trtexec on block 0", "trtexec", _trtexec(bundle))
         else:
             report.add("visits", "TensorRT is not installed; bench has the times of visits of the engine that is used")
         report.program("errors of parts", "errors", (*numbers, "errors", folder))
         report.run("bench", folder)
-        _run_pairs(report, bundle, Path(temporary) / "pairs")
         report.run("bench", folder, "--out", "profile.json", "--json")
         try:
             _run_fleet(report, Path(temporary), bundle, data)
@@ -129,27 +125,6 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
             report.add("peers", str(error))
         report.add("kernel messages", kernel_messages())
     return not report.failed
-
-
-def _run_pairs(report: BoardReport, bundle: Bundle, folder: Path) -> None:
-    """Time visits of merged pairs of blocks, to compare with visits of two blocks."""
-    title = "merged pairs of blocks"
-    if importlib.util.find_spec("onnx") is None or bundle.num_blocks < 2:
-        report.add(title, "pairs need two blocks, and onnx to merge them: pip install onnx")
-        return
-    # Merging takes the memory of a whole model, so it has a process and a limit, too.
-    merge = (*_PYTHON, "ls_edge.export.merge", str(bundle.folder.resolve()), str(folder))
-    bench = (*_PYTHON, "ls_edge", "bench", str(folder))
-    report.program(title, "pairs", ("sh", "-c", f"{shlex.join(merge)} && {shlex.join(bench)}"))
-
-
-def _trtexec(bundle: Bundle) -> tuple[str, ...]:
-    tokens, file = bundle.manifest.tokens, bundle.folder.resolve() / bundle.part("block 0").file
-    program = shutil.which("trtexec") or _TRTEXEC
-    if not Path(program).exists():
-        return ("echo", "trtexec is not installed")
-    shape = f"--shapes=tokens:1x{tokens.count}x{tokens.dim}"
-    return (program, f"--onnx={file}", shape, "--stronglyTyped", "--useCudaGraph", "--noDataTransfers", "--useSpinWait")
 
 
 def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | None) -> None:

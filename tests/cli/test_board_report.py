@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -83,17 +82,6 @@ def test_a_report_goes_on_without_keys(tmp_path, tiny_bundle, monkeypatch):
     assert re.search(r"^## peers\n\n```text\n.* was built without CURVE", text, re.M)
     assert text.splitlines()[2].endswith(" Failed: peers.")
     assert "\n## kernel messages\n" in text
-
-
-@pytest.mark.release
-def test_a_report_goes_on_if_blocks_cannot_be_merged(report, tmp_path, tiny_bundle):
-    bundle = Bundle.open(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
-    (bundle.folder / bundle.part("block 3").file).write_bytes(b"other")
-    board_report._run_pairs(report, bundle, tmp_path / "pairs")
-    text = (tmp_path / "report.md").read_text()
-    assert is_whole(text)
-    assert re.search(r"^## merged pairs of blocks\n\nExit code 1, .*\n\n```text\n(.*\n)*.*block 3", text, re.M)
-    assert report.failed == ["pairs"]
 
 
 def test_a_report_does_not_name_the_machine_or_the_users_folder(report, tmp_path):

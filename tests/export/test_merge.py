@@ -5,10 +5,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from ls_edge.core.bundle import Bundle
-from ls_edge.core.parts import HEAD, STEM
-from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export.merge import group, write_pairs
+from ls_edge.export.merge import group
 from ls_edge.export.targets import PartsView
 from tests.export.onnx_models import TOKENS, run, session_of
 
@@ -20,17 +17,6 @@ def test_a_group_of_blocks_computes_them_one_after_the_other(traced, loaded):
     with torch.no_grad():
         expected = PartsView(loaded.view, 3).block(0, torch.from_numpy(tokens)).numpy()
     np.testing.assert_allclose(run(grouped, tokens), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-def test_pairs_of_a_bundle_give_its_answers(tiny_bundle, tmp_path):
-    write_pairs(Bundle.open(tiny_bundle), tmp_path / "pairs")
-    images = np.random.default_rng(0).standard_normal((2, 3, 16, 16), dtype=np.float32)
-    logits = []
-    for folder, blocks in ((tiny_bundle, 6), (tmp_path / "pairs", 3)):
-        with Pipeline.open(Bundle.open(folder), threads=1, provider="cpu") as pipeline:
-            assert pipeline.bundle.num_blocks == blocks
-            logits.append(pipeline.executor.run((STEM, *range(blocks), HEAD), images))
-    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-5 * np.abs(logits[0]).max())
 
 
 def test_slots_inside_a_group_follow_the_parts_slot():

@@ -76,9 +76,3 @@ def test_engines_that_the_cache_cannot_keep_are_not_built(command, bundle, read_
     assert (code, errors) == (
         2, f"ls-edge: cannot write {read_only / 'engines'}: Read-only file system; give another path\n",
     )  # fmt: skip
-
-
-
-
-
-

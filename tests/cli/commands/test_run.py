@@ -43,8 +43,6 @@ def lines_of(trace):
     return trace.read_bytes().splitlines() if trace.exists() else []
 
 
-
-
 # Where the results go.
 
 
@@ -71,8 +69,6 @@ def test_outputs_that_cannot_be_written_are_found_before_anything_is_sent(
     assert line.startswith(f"ls-edge: cannot write {tmp_path / where}: ")
     assert what in line
     assert (tmp_path / "file").read_text() == "kept"
-
-
 
 
 def test_an_existing_trace_stays_until_the_first_answer_can_come(ls_edge, write_peers, tiny_bundle, tmp_path):
@@ -152,8 +148,6 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert 0 < len(records) < 200
 
 
-
-
 @pytest.mark.release
 def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tmp_path):
     def small_files():
@@ -203,10 +197,6 @@ def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
         resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
 
     assert ls_edge.run(*command, "--limit", "3", prepare=few).returncode == 0
-
-
-
-
 
 
 # What keeps it from answering.
@@ -305,8 +295,6 @@ def test_the_reasons_that_peers_cannot_be_used_are_printed(
     assert all(one in complaints(done)[0] for one in ("other: ", "gone: ", "nowhere: "))
 
 
-
-
 def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(tiny_bundle, copy)
@@ -324,8 +312,6 @@ def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, 
     assert another[:12] in line
     assert opened.manifest.bundle_id[:12] in line
     assert ls_edge.run(*command).returncode == 0
-
-
 
 
 # What the run was made with, and on what.
