@@ -31,7 +31,7 @@ IMPORTED = (
     "ls_edge.runtime.source.run_dataset",
     "rich.progress",
 )
-MODULES = ("ls_edge", "tests.faults.peer", "tests.faults.liar_process")
+MODULES = ("ls_edge", "tests.faults.peer")
 _READ_EARLY = ("PYTHON", "OMP_", "OPENBLAS_", "MKL_", "ORT_", "LD_", "LC_", "LANG", "PATH", "TMP")
 """Beginnings of the names of variables that an interpreter or an import may read."""
 _ROOT = str(Path(__file__).parents[1])

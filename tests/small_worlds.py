@@ -52,7 +52,7 @@ BUDGET_S = 1.0
 BLOCK_US = 1000
 SETTLE_S = 3.0
 ATOMS = (str, bytes, int, float, bool, type(None), enum.Enum, type)
-UNSEEN = ("story", "model", "limits", "handlers", "stages", "log")
+UNSEEN = ("story", "model", "limits", "handlers", "stages", "decide", "actions", "_actions", "recent", "log")
 """Fields that decide nothing: what happened before, and what never changes."""
 
 WORLDS: dict[str, tuple[Mapping[str, Sequence[int]], str, int, bool]] = {

@@ -36,7 +36,15 @@ LINES = (
 """A package imports packages of lower lines only."""
 FLOORS = {
     "ls_edge.runtime.fleet": (("simulation",), ("planning", "local_cluster", "local_peer")),
-    "ls_edge.runtime.routing": (("peer", "source"), ("machine",), ("decisions", "claims"), ("policies",), ("state",)),
+    "ls_edge.runtime.routing": (
+        ("peer", "source"),
+        ("machine",),
+        ("recovery", "recent_events"),
+        ("decisions",),
+        ("reach",),
+        ("policies",),
+        ("state",),
+    ),
 }
 """Folders and modules of a package; each imports those of lower floors only."""
 ALSO = {("engines", "data")}

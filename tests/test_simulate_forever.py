@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ls_edge.runtime.change.progress import Instruction
-from ls_edge.runtime.routing import machine
+from ls_edge.runtime.routing import machine, recovery
 from ls_edge.runtime.routing.policies.sequential import Sequential
 from ls_edge.runtime.routing.state.events import Complete
 from tests import simulate_forever
@@ -53,7 +53,7 @@ def test_a_process_that_does_not_recover_and_wrong_counts_are_found(make, fault,
 
 def test_a_request_that_steady_peers_could_answer_is_found(monkeypatch):
     """Without deadlines, a request stays with the peer whose engine hangs until its budget is over."""
-    monkeypatch.setattr(machine.Machine, "check_hop", lambda self, one: self.custody.timers.set(one, one.deadline))
+    monkeypatch.setattr(recovery.Recovery, "check_hop", lambda self, one: self._custody.timers.set(one, one.deadline))
     asked = ("submit", "nearest", 2, 0, 1, 5.0, False)
     world = World(held={"a": (0, 1), "b": (0, 1)}, blocks=2, steady="a")
     course = Course(world, (("hang", "b"), asked, ("wait", 6.0)))

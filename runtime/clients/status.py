@@ -201,7 +201,7 @@ class Observer(Client):
             reaches=state.reaches if state is not None else (),
             address=session.peer.address,
             reached_through=() if session.up else self._reached_through(session.peer.name),
-            leads_to=() if state is None else shown_parts(sorted({*state.reach_blocks}.union(*state.far_blocks))),
+            leads_to=() if state is None else shown_parts(state.reach_blocks),
             reason=reason,
         )
 

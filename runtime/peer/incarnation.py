@@ -115,7 +115,7 @@ class Incarnation:
             failed_blocks=len(engine.failed_blocks),
             linked=frozenset(machine.neighbors.by_name),
             dropped=dict(self.node.counts),
-            reroutes=machine.decisions.reroutes,
+            reroutes=machine.recovery.count,
             links=self.node.link_counts,
             engine=self.executor.counts,
         )

@@ -18,9 +18,6 @@ from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
 MAJOR, MINOR = 1, 0
-MAX_FAR = 6
-"""Limit on the distances in :attr:`State.far_blocks`, so a STATE lists blocks up to 7 links away. In a ring of links, a
-lost holder is announced for as many STATE messages."""
 MAX_BUDGET_US = 600_000_000
 """Limit on the budget of a request: ten minutes. Work for a source that is gone ends by then."""
 MAX_AVOID = 16
@@ -264,8 +261,6 @@ class State(_Message, frozen=True, tag="state"):
     wait_us: Microseconds = 0
     reaches: tuple[Name, ...] = ()
     reach_blocks: Blocks = ()
-    far_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=MAX_FAR)] = ()
-    """Blocks that are 2, 3, … links away, by the shortest path that does not start at the receiver."""
 
 
 class Bye(_Message, frozen=True, tag="bye"):
@@ -309,7 +304,6 @@ class Progress(_Message, frozen=True, tag="progress"):
     """Sign of life from a holder to the previous one."""
 
     transfer: TransferId
-    blocks_done: Count
 
 
 class Release(_Message, frozen=True, tag="release"):

@@ -178,12 +178,12 @@ class PeerMonitor:
     def _look(self, known: Mapping[str, PeerView]) -> SourceSnapshot:
         """Return the current state; ``known`` has the previous views of the peers."""
         now, neighbors = time.monotonic(), self._machine.neighbors
-        suspicions = [n.suspected_until for n in neighbors if n.suspected_until > now]
+        suspicions = [n.pause.until for n in neighbors if n.pause.excludes(now)]
         self._suspicion_ends = min(suspicions, default=float("inf"))
         held: list[tuple[int, ...]] = []
         for n in neighbors:
             if n.state is not None and n.state.warm and not n.state.draining:
-                behind = () if self._machine.turn.model.only_linked else (n.state.reach_blocks, *n.state.far_blocks)
+                behind = () if self._machine.turn.model.only_linked else (n.state.reach_blocks,)
                 held += (n.hello.blocks, *behind)
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
@@ -198,7 +198,7 @@ class PeerMonitor:
             rejected=self._machine.rules.rejected,
             duplicates=MappingProxyType(dict(self._machine.rules.ended.duplicates)),
             late_answers=self._machine.rules.ended.late_answers,
-            reroutes=self._machine.decisions.reroutes,
+            reroutes=self._machine.recovery.count,
             dropped=MappingProxyType(dict(self._node.counts)),
         )
 
@@ -215,7 +215,7 @@ def _view(peer: PeerConfig, n: Neighbor | None, now: float, known: PeerView | No
     elif state.draining:
         found = PeerState.DRAINING
     else:
-        found = PeerState.SUSPECT if now < n.suspected_until else PeerState.ALIVE
+        found = PeerState.SUSPECT if n.pause.excludes(now) else PeerState.ALIVE
     return PeerView(
         name=peer.name,
         blocks=peer.blocks,

@@ -106,9 +106,8 @@ class Admission:
         """
         if sender not in self._known_peers:
             raise WireError(f"state of {sender}, which is not a peer; dropped")
-        for blocks in (state.reach_blocks, *state.far_blocks):
-            if unknown := self._unknown(blocks):
-                raise WireError(f"state names block {max(unknown)}, which the model lacks; dropped")
+        if unknown := self._unknown(state.reach_blocks):
+            raise WireError(f"state names block {max(unknown)}, which the model lacks; dropped")
 
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` if ``sender`` may not send these tokens with this itinerary.

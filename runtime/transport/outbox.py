@@ -23,7 +23,7 @@ SMALL_TOKENS = 64 * 1024
 """Largest tokens, in bytes, that are sent together with other messages."""
 HOLD_S = 0.1
 """Maximum wait of a RELEASE or MOVED for another message to the same process, in seconds; alone, it would only wake its
-receiver. The wait is short compared with ``Limits.hop_floor`` and ``Limits.away_floor``."""
+receiver. The wait is short compared with ``HopLimit.floor`` and ``HopLimit.away``."""
 MAX_HELD = 4
 """Limit on such messages for one process, since it keeps copies until their RELEASE arrives."""
 _MAX_BODIES = framing.MAX_HEADER - 8

@@ -43,10 +43,9 @@ def _check_requests(custody: Custody, neighbors: Neighbors) -> None:
     for transfer, request in custody.held.items():
         stage = request.stage
         on_its_way = stage in (Stage.OFFERED, Stage.CUSTODY)
-        if request.trail is None:
-            counts.count(request, int(request.is_copy), 1)
-            may_be_copy = on_its_way or request.passes_through or stage is Stage.WAITING
-            _require(on_its_way <= request.is_copy <= may_be_copy, "counted as a copy or not", request)
+        counts.count(request, int(request.is_copy), 1)
+        may_be_copy = on_its_way or request.returning or stage is Stage.WAITING
+        _require(on_its_way <= request.is_copy <= bool(may_be_copy), "counted as a copy or not", request)
         offers[request.downstream] += stage is Stage.OFFERED
         _require(request.transfer == transfer, "held under another transfer", request)
         _require((stage, Stage.ENDED) in TRANSITIONS, "in a stage without an end", request)

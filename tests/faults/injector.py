@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,14 +20,11 @@ from ls_edge.runtime.protocol.messages import MAJOR, Hello
 from tests.faults.cluster import FaultyCluster
 from tests.faults.course import LAPTOP, Fault
 from tests.faults.engines import Faults
-from tests.faults.lies import LIES
 from tests.faults.streams import Attack
 
 START_S = 90.0
 """Time limit for the start of a peer, which may be paused meanwhile, in seconds."""
-LINK_S = 4.0
-"""Time limit until a liar is linked to all others, some of which may be down, in seconds."""
-_BACKGROUND = ("pause", "liar")
+_BACKGROUND = ("pause",)
 """Kinds that last while other faults occur."""
 _GARBAGE_EVERY_S = 0.01
 """Seconds between two broken streams of an attack."""
@@ -55,7 +51,6 @@ class FaultInjector:
         self._on_fault = on_fault
         self._seconds = seconds
         self.ended: list[str] = []
-        self.given: Counter[str] = Counter()
         self._background: dict[str, threading.Thread] = {}
         self._begun = threading.Semaphore(0)
         self._passed = 0
@@ -94,8 +89,6 @@ class FaultInjector:
                     before = self._background.get(fault.kind)
                     if before is not None:
                         before.join()
-                if fault.kind == "liar":
-                    self._start_liar(fault)
                 self._begun.release()
                 if self._on_fault is not None:
                     self._on_fault(fault)
@@ -147,19 +140,6 @@ class FaultInjector:
         self._peers.set_faults(fault.peer, self._usual)
         self._wait_out(fault)
         self._peers.signal(fault.peer, signal.SIGCONT)
-
-    def _start_liar(self, fault: Fault) -> None:
-        """Start a liar and wait until it is linked to the others."""
-        self._peers.start_liar(fault.peer, fault.lie, seed=round(fault.at_s * 1e3))
-        end = time.monotonic() + LINK_S
-        wanted = len(self._peers.bundles) + (LIES[fault.lie].role == "peer")
-        while self._peers.liar_counts(fault.peer).linked < wanted and time.monotonic() < end:
-            time.sleep(0.02)
-
-    def _liar(self, fault: Fault) -> None:
-        self._wait_out(fault)
-        self.given[fault.lie] += self._peers.liar_counts(fault.peer).received
-        self._peers.stop_liar(fault.peer)
 
     def _garbage(self, fault: Fault) -> None:
         manifest = self._bundle.manifest

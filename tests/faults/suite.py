@@ -4,8 +4,7 @@ Peers are real processes behind proxies, and two peers hold each block. Faults o
 images are in flight; each is undone after a while. At the end, all faults are undone and each request is checked: it
 has exactly one outcome, no error while each block had a living holder, and its answer replays in one process.
 
-Most faults occur one after the other; a pause and a lying member last while others occur. Answers with wrong tokens
-of a member are counted separately, since only an audit detects them; a course with such a member has an audit.
+Most faults occur one after the other; a pause lasts while others occur.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import RequestError, UsageError
-from ls_edge.core.records import RequestRecord, Suspect
+from ls_edge.core.errors import RequestError
+from ls_edge.core.records import RequestRecord
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
-from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
-from tests.faults.course import COURSE_LIES, KINDS, LAPTOP, LIAR, THIEF, Fault, plan
+from tests.faults.course import KINDS, LAPTOP, Fault, plan
 from tests.faults.engines import Faults
 from tests.faults.injector import START_S, FaultInjector
-from tests.faults.lies import LIES
 from tests.traces import replay
 
 _GIVE_UP = 60.0
@@ -71,26 +68,11 @@ class ChaosResult(msgspec.Struct, frozen=True):
     """Messages that the source counted as malformed or refused."""
     ended: list[str] = []
     """Peers that ended on their own."""
-    spoiled: int = 0
-    """Answers that do not replay and name the member among their holders that sent wrong tokens."""
-    rejected: dict[str, int] = {}
-    """Results that the source rejected, by sender."""
-    suspects: dict[str, Suspect] = {}
-    """Suspects of the audit, in a course with wrong tokens."""
-    liar_was_given: dict[str, int] = {}
-    """Transfers that others handed to each liar."""
-
-    @property
-    def unnoticed(self) -> bool:
-        """Whether answers were spoiled and the audit counted another peer more often than the liar."""
-        most = max((one.wrong for one in self.suspects.values()), default=1)
-        return bool(self.spoiled) and (LIAR not in self.suspects or self.suspects[LIAR].wrong < most)
 
     @property
     def holds(self) -> bool:
         """Whether no request was lost, failed, answered twice or not replayed, and no peer ended."""
-        wrong = self.lost or self.failed or self.twice or self.not_replayed
-        return not (wrong or self.ended or self.unnoticed)
+        return not (self.lost or self.failed or self.twice or self.not_replayed or self.ended)
 
 
 @dataclass(frozen=True)
@@ -107,7 +89,6 @@ class ChaosSettings:
     block_ms: float = 0.0
     """Minimum time of an engine call, so that policies have a choice with small models, too."""
     kinds: tuple[str, ...] = tuple(KINDS)
-    lies: tuple[str, ...] = COURSE_LIES
     keys: bool = False
     """Whether every process has a key, so that links use CURVE."""
 
@@ -123,24 +104,17 @@ def run_chaos(
     opened = Bundle.open(bundle)
     placement = _placement(opened.num_blocks)
     chosen = tuple(kind for kind in settings.kinds if kind != "other_bundle" or other_bundle is not None)
-    lies = tuple(lie for lie in settings.lies if not (opened.bands.is_one and LIES[lie].needs_bands))
-    if "liar" in chosen and not lies:
-        raise UsageError(
-            f"{bundle} has one band, so nothing is out of bands; choose other lies, or export it with --bands"
-        )
-    course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen, lies)
-    spoils = any(_spoils(fault.lie, settings.policy) for fault in course)
+    course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen)
     images = images.take(settings.requests)
     with FaultyCluster(
-        folder, bundle, placement, proxied=True, keys=settings.keys, sources=(LAPTOP, THIEF),
-        members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None,
+        folder, bundle, placement, proxied=True, keys=settings.keys, sources=(LAPTOP,),
     ) as peers:  # fmt: skip
         usual = Faults(least_ms=settings.block_ms)
         for name in placement:
             peers.set_faults(name, usual)
         peers.wait_warm(timeout=START_S)
         with Source.open(
-            peers.path, opened, policy=settings.policy, max_skips=0, budget_ms=settings.budget_ms, audit=float(spoils),
+            peers.path, opened, policy=settings.policy, max_skips=0, budget_ms=settings.budget_ms,
             secret_key=peers.secret_key(LAPTOP), name=LAPTOP,
         ) as source:  # fmt: skip
             source.wait_ready()
@@ -155,9 +129,8 @@ def run_chaos(
                 injector.finish()
             watch.wait(settings.budget_ms / 1e3 + _GIVE_UP)
             spent = time.monotonic() - started
-            audits = source.finish_audits(_GIVE_UP)
             counts = source.snapshot
-    bad, worst, spoiled = _replay(opened, images, watch.records, LIAR if spoils else "")
+    bad, worst = _replay(opened, images, watch.records)
     latencies = [record.latency_us / 1e3 for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
         seed=settings.seed,
@@ -177,16 +150,7 @@ def run_chaos(
         faults=course,
         dropped=dict(counts.dropped),
         ended=injector.ended,
-        spoiled=spoiled,
-        rejected={name: one.count for name, one in counts.rejected.items()},
-        suspects={} if audits is None else dict(audits.suspects),
-        liar_was_given=dict(injector.given),
     )
-
-
-def _spoils(lie: str, policy: str) -> bool:
-    """Return whether a liar may cause wrong answers; forged waves are only detected if the policy has none."""
-    return lie in LIES and (LIES[lie].spoils or (lie == "waves" and POLICIES[policy].runs_in_waves))
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
@@ -241,20 +205,14 @@ class _Requests:
             self._on_answer()
 
 
-def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar: str) -> tuple[int, float, int]:
-    """Return the number of answers that do not replay, the largest relative error, and the number of spoiled answers.
-
-    A spoiled answer does not replay either, but ``liar`` is among its holders.
-    """
+def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord]) -> tuple[int, float]:
+    """Return the number of answers that do not replay, and the largest relative error."""
     arrays, by_id = _arrays(bundle, images), {record.id: record for record in records}
-    bad, worst, spoiled = 0, 0.0, 0
+    bad, worst = 0, 0.0
     with Pipeline.open(bundle, threads=1) as pipeline:
         for replayed in replay(pipeline, records, lambda record: arrays[record.image]):
             record, differs = by_id[replayed.id], replayed.error > REPLAY_TOLERANCE["raw"]
-            if differs and liar in record.holders:
-                spoiled += 1
-                continue
             worst = max(worst, replayed.error)
             complete = sorted([*record.arrangement.order, *record.skipped]) == list(range(bundle.num_blocks))
             bad += differs or not complete or bool(bundle.bands.fault(record.arrangement))
-    return bad, worst, spoiled
+    return bad, worst

@@ -1,6 +1,6 @@
 """Queue of a peer's engine, its calls and their typical times.
 
-The engine runs one call at a time. Accounts take turns, and each account's oldest request comes first. Requests at the
+The engine runs one call at a time. Sources take turns, and each source's oldest request comes first. Requests at the
 same block run as one batch of at most ``max_batch``, whatever their slots, since all blocks of a bundle take the same
 tokens.
 
@@ -88,7 +88,7 @@ class EngineQueue:
         """Calls that the engine has, the running one first."""
         self._start_at = 0.0
         self._served: dict[str, int] = {}
-        """Sequence number of each account's latest call; accounts take turns."""
+        """Sequence number of each source's latest call; sources take turns."""
         self._not_finite: dict[int, set[RequestId]] = {}
         """Consecutive requests without finite outputs, by block."""
         self._failures = Counter[int]()
@@ -151,7 +151,7 @@ class EngineQueue:
         served = self._served
         first = self.queued[0]
         if len(self.queued) > 1:
-            first = min(self.queued, key=lambda one: (served.get(one.account, 0), one.arrived, one.transfer.request))
+            first = min(self.queued, key=lambda one: (served.get(one.owner, 0), one.arrived, one.transfer.request))
         batch = [first]
         if self.max_batch > 1:
             block = first.engine.block
@@ -160,7 +160,7 @@ class EngineQueue:
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None
-        served[first.account] = max(served.values(), default=0) + 1
+        served[first.owner] = max(served.values(), default=0) + 1
         if len(served) > MAX_SOURCE_TURNS:
             del served[min(served, key=served.__getitem__)]
         blocks = self._chain(batch, first.engine.block, usable)
@@ -172,12 +172,12 @@ class EngineQueue:
     def most_s(self) -> float:
         """Return the seconds after which the engine counts as stuck unless all its calls have ended."""
         limits, usual = self.times.limits, self.times.block_us / 1e6
-        return sum(max(limits.hop_floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
+        return sum(max(limits.hop.floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
 
     def is_in_time(self, now: float) -> bool:
         """Return whether the running call is within the deadline that other processes give it."""
-        usual = self._calls[0].num_blocks * self.times.block_us / 1e6 if self._calls else 0.0
-        return now - self.times.running_since <= self.times.limits.hop_factor * usual
+        times, blocks = self.times, self._calls[0].num_blocks if self._calls else 0
+        return now - times.running_since <= times.limits.hop.call_seconds(times.block_us, blocks)
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
         """Remove the running call, which has ended, and return its requests."""

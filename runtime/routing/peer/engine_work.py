@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
-from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
+from ls_edge.runtime.routing.peer.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.peer.waves import WaveJoiner
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Decoded, NoteKind
+from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decoded, NoteKind
+from ls_edge.runtime.routing.state.events import Decode as DecodeImage
 from ls_edge.runtime.routing.state.held_request import QUEUED, RUNNING, WAITING, HeldRequest
 from ls_edge.runtime.routing.state.turn import Turn
+
+
+class Decode(NamedTuple):
+    """Step of a decision: decode the image of a request."""
+
+
+class WorkRules(Protocol):
+    """Rules of the peer, as far as its engine needs them."""
+
+    announcer: StateAnnouncer
+    """It is told of changes that the neighbors have to know immediately."""
+
+    def return_home(self, request: HeldRequest, reason: str) -> None:
+        """Start to send a waiting request back to its source."""
 
 
 class EngineWork:
@@ -23,26 +39,23 @@ class EngineWork:
         self,
         turn: Turn,
         custody: Custody,
-        decisions: Decisions,
         queue: EngineQueue,
         joins: WaveJoiner,
-        urgent: Callable[[], None],
+        rules: WorkRules,
     ) -> None:
-        """Call ``urgent`` for changes that the neighbors have to know immediately."""
         self.queue = queue
         self._turn = turn
         self._custody = custody
-        self._decisions = decisions
         self._joins = joins
-        self._urgent = urgent
+        self._rules = rules
 
-    def decode(self, request: HeldRequest) -> None:
+    def decode(self, request: HeldRequest, _step: Decode) -> None:
         """Wait for another thread to decode an image."""
         turn = self._turn
         if request.is_decoded is None:
             request.is_decoded = False
-            turn.instructions.append(Decode(request.transfer, request.tokens))
-        self._decisions.send_progress([request])
+            turn.instructions.append(DecodeImage(request.transfer, request.tokens))
+        self._turn.send_progress([request])
         self._custody.wait_for(request, (), turn.now + turn.limits.look_again)
 
     def decoded(self, event: Decoded) -> None:
@@ -56,7 +69,7 @@ class EngineWork:
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
         request.codec_us += event.us
         if event.why:
-            self._decisions.return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+            self._rules.return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
         else:
             self._custody.waiting.ready.append(request)
 
@@ -88,7 +101,7 @@ class EngineWork:
         if queue.stuck:
             queue.stuck = False
             turn.note(NoteKind.ENGINE_BACK, turn.name)
-            self._urgent()
+            self._rules.announcer.urgent()
         running = {request.transfer: request for request in batch if request.stage is RUNNING}
         if done is not None:
             self._take_outputs(done, running)
@@ -96,7 +109,7 @@ class EngineWork:
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
         """Continue the requests whose blocks have run, unless they have ended."""
-        progress, name = self._decisions.send_progress, self._turn.name
+        progress, name = self._turn.send_progress, self._turn.name
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
             request = running.get(transfer)
             if request is None:
@@ -117,7 +130,7 @@ class EngineWork:
         why = f"{part_name(event.block)}: {event.why}"
         if failed:
             turn.note(NoteKind.ENGINE_FAILED, turn.name, why=why)
-            self._urgent()
+            self._rules.announcer.urgent()
         elif event.not_finite:
             turn.note(NoteKind.NOT_FINITE, turn.name, why=why)
         for request in [running[transfer] for transfer in event.transfers if transfer in running]:
@@ -125,7 +138,7 @@ class EngineWork:
                 self._joins.give_up(request)
             elif event.not_finite:  # the source tries another holder
                 custody.wait(request, why)
-                self._decisions.return_home(request, ReturnReason.NOT_FINITE)
+                self._rules.return_home(request, ReturnReason.NOT_FINITE)
             else:
                 custody.decide_again(request, why)
         if failed:
@@ -142,7 +155,7 @@ class EngineWork:
         turn, queue = self._turn, self.queue
         if turn.now < request.engine.until:
             if queue.is_in_time(turn.now):
-                self._decisions.send_progress((*queue.given, *queue.queued))
+                self._turn.send_progress((*queue.given, *queue.queued))
             self._custody.watch_call(request)
             return
         self._custody.timers.set(request, request.deadline)
@@ -151,7 +164,7 @@ class EngineWork:
         queue.stuck = True
         why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
         turn.note(NoteKind.ENGINE_STUCK, turn.name, request.request, why)
-        self._urgent()
+        self._rules.announcer.urgent()
         self.requeue("the engine is stuck")
         for running in queue.running:
             self._joins.give_up(running)

@@ -1,7 +1,7 @@
 """Rules of a peer: it accepts requests while it has credits, runs blocks, and hands the tokens on or sends them home.
 
 Memory is bounded: a peer grants ``Limits.credits`` for its own work and keeps ``Limits.custody`` copies for others. The
-transfers that it guarantees to each source come on top, but no more than these two together.
+transfers that it guarantees to each source, and tokens on their way home, come on top, within twice these numbers.
 REFUSE reports the current number of credits to a sender that knows an older one.
 """
 
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.parts import STEM
+from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
+    Itinerary,
     Moved,
     Progress,
     Refuse,
@@ -25,16 +30,24 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     State,
 )
-from ls_edge.runtime.routing.claims import own_requests
-from ls_edge.runtime.routing.decisions import Handlers
+from ls_edge.runtime.routing.decisions import (
+    Actions,
+    Case,
+    Handlers,
+    Rule,
+    block_here,
+    budget_is_over,
+    follow_policy,
+    nobody_has_a_credit,
+)
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
-from ls_edge.runtime.routing.peer.engine_work import EngineWork
-from ls_edge.runtime.routing.peer.orphans import Orphans
+from ls_edge.runtime.routing.peer.engine_work import Decode, EngineWork
 from ls_edge.runtime.routing.peer.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.peer.tombstones import Tombstones
-from ls_edge.runtime.routing.peer.waves import WaveJoiner
-from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.peer.waves import OwnTrack, Split, WaveJoiner, own_track, plan_split
+from ls_edge.runtime.routing.peer.way_home import Drop, through_others, to_its_source
+from ls_edge.runtime.routing.policies.policy import RunHere, Wait
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.custody import StageActions, Stages
 from ls_edge.runtime.routing.state.events import (
@@ -46,6 +59,7 @@ from ls_edge.runtime.routing.state.events import (
     NeighborDown,
     NeighborState,
     NeighborUp,
+    NoteKind,
     Received,
     Removed,
     Tick,
@@ -65,7 +79,8 @@ from ls_edge.runtime.routing.state.held_request import (
     HeldRequest,
 )
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.routing.state.neighbors import owner_of
+
+_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 
 
 def peer_machine(
@@ -94,30 +109,31 @@ def peer_machine(
 class PeerRules:
     """Rules of a peer."""
 
+    waits_s = Limits.look_again
+
     def __init__(
         self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
     ) -> None:
-        self._machine = machine
         self._turn = turn = machine.turn
         self._custody = custody = machine.custody
         self._decisions = decisions = machine.decisions
+        recovery = machine.recovery
         self.engine = EngineQueue(turn, custody.queued, blocks, max_batch, batch_wait)
         self.announcer = StateAnnouncer(turn, custody, self)
         self.joins = joins = WaveJoiner(turn, custody, decisions)
         self.tombstones = Tombstones(turn.limits.tombstones)
-        self._orphans = Orphans(turn, custody, decisions)
-        self._work = work = EngineWork(turn, custody, decisions, self.engine, joins, self.announcer.urgent)
+        self._work = work = EngineWork(turn, custody, self.engine, joins, self)
         self.warm = False
         self._drain_until = INFINITY
         """Time from which the engine starts nothing, half of a drain after its start; infinity without one."""
         self._arrivals = itertools.count()
         self.handlers: Handlers = {
             NeighborUp: (machine.on_up, self._on_up),
-            NeighborDown: (machine.on_down, self._on_down),
+            NeighborDown: (recovery.on_down, self._on_down),
             NeighborState: (machine.on_state,),
             Arrived: (self._take_in,),
             Received: (machine.on_received,),
-            Unsendable: (machine.on_unsendable, self._on_unsendable),
+            Unsendable: (recovery.on_unsendable, self._on_unsendable),
             Computed: (work.end_call,),
             ComputeFailed: (work.failed,),
             Decoded: (work.decoded,),
@@ -127,8 +143,8 @@ class PeerRules:
             Tick: (),
             # Messages, with their sender.
             Accept: (machine.on_accept,),
-            Refuse: (machine.on_refuse,),
-            Progress: (machine.on_progress,),
+            Refuse: (machine.on_refuse, self._on_refuse),
+            Progress: (recovery.on_progress,),
             Release: (machine.on_release,),
             Cancel: (self._on_cancel,),
         }
@@ -136,11 +152,22 @@ class PeerRules:
             WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
             QUEUED: StageActions(None, custody.leave_queue),
             RUNNING: StageActions(work.look_at),
-            OFFERED: StageActions(machine.check_hop, custody.leave_hop),
-            CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
+            OFFERED: StageActions(recovery.check_hop, custody.leave_hop),
+            CUSTODY: StageActions(recovery.check_hop, custody.leave_hop),
             AWAY: StageActions(joins.give_up),
             JOINING: StageActions(joins.look_at, joins.leave_joining),
             ENDED: StageActions(joins.on_ended),
+        }
+        self.decide: tuple[Rule, ...] = (
+            budget_is_over, to_its_source, through_others, own_track, self._decode_first, nothing_remains,
+            self._split, too_many_hops, block_here, only_here, nobody_has_a_credit, follow_policy_patiently,
+        )  # fmt: skip
+        self.actions: Actions = {
+            ReturnReason: self.return_home,
+            Drop: self._drop_lost,
+            Decode: work.decode,
+            OwnTrack: joins.decide,
+            Split: joins.split,
         }
 
     # Questions of the process and its neighbors.
@@ -152,13 +179,10 @@ class PeerRules:
 
     def credits_for(self, name: str) -> int:
         """Return the number of transfers that would be accepted now from one sender."""
-        neighbors, room = self._turn.neighbors, self._custody.credits
-        n = neighbors.get(name)
-        if n is None or not self._serves:
-            return self.credits
-        if n.hello.role == "source":
-            return room.of_source(name, self._turn.now)
-        return room.of_relay(name) if neighbors.leads_beyond(n) else room.total
+        n = self._turn.neighbors.get(name)
+        if n is not None and n.is_source and self._serves:
+            return self._custody.credits.of_source(name)
+        return self.credits
 
     @property
     def draining(self) -> bool:
@@ -181,20 +205,20 @@ class PeerRules:
         if run.returning and run.itinerary.source == turn.name:
             self.joins.on_returned(event)
             return
-        copy = self._copy_of(event)
-        reason = self._reason_to_refuse(event, copy)
-        if reason is not None:
+        reason = self._reason_to_refuse(event)
+        copy = self._copy_of(event) if reason is RefuseReason.BUSY else None
+        if reason is not None and copy is None:
             credit = self.announcer.credits_in_answer(sender, accepted=False)
             turn.send(sender, Refuse(run.transfer, reason, credit))
             return
         if run.transfer not in self._custody.held:
             if copy is not None:
-                self._machine.passed_on(copy, turn.name)
-            self._hold(event, copy)
+                self.passed_on(copy, turn.name)
+            self._hold(event)
         credit = self.announcer.credits_in_answer(sender, accepted=True)
         turn.send(sender, Accept(run.transfer, credit))
 
-    def _hold(self, event: Arrived, copy: HeldRequest | None) -> None:
+    def _hold(self, event: Arrived) -> None:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
         request = HeldRequest(
             transfer=run.transfer,
@@ -209,9 +233,7 @@ class PeerRules:
             progress_at=turn.now,
             bundle_id="" if run.bundle_id is UNSET else run.bundle_id,
         )
-        if sender == run.itinerary.owner:
-            custody.credits.let_in(sender, turn.now)
-        custody.hold(request, f"from {sender}", copy)
+        custody.hold(request, f"from {sender}")
         source = run.itinerary.source
         if source != sender and source in turn.neighbors.by_name:
             turn.send(source, Moved(run.transfer, sender))
@@ -219,41 +241,23 @@ class PeerRules:
     def _copy_of(self, event: Arrived) -> HeldRequest | None:
         """Return the copy that tokens replace: the one kept for their last transfer, if this process sent it.
 
-        Without this, copies could fill a relay that is the only way home for their own requests, or the only way to
-        further blocks. Copies from a linked source are replaced only by tokens that would be refused, and as long as
-        peers have passed on less than may be held in all: a source may fill their places again.
+        Tokens that would be refused take its place. Otherwise copies could fill a relay that is the only way home for
+        their own requests, or the only way to further blocks.
         """
-        run, sender, room = event.run, event.sender, self._custody.credits
-        owner = run.itinerary.owner
-        if not run.returning and run.itinerary.track is not None:
-            return None
-        if not run.returning and owner in self._turn.neighbors.by_name and not self._is_full(owner, sender):
-            return None
-        return next(
-            (
-                request
-                for request in self._custody.sent.values()
-                if request.request == run.transfer.request
-                and request.downstream == sender
-                and (run.returning or request.relay or room.takes_relayed)
-            ),
-            None,
-        )
+        sent = self._custody.sent.values()
+        theirs = (one for one in sent if one.request == event.run.transfer.request and one.downstream == event.sender)
+        return next((one for one in theirs if one.open_track is None), None)
 
-    def _reason_to_refuse(self, event: Arrived, copy: HeldRequest | None) -> RefuseReason | None:
+    def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
         run, sender, turn, custody = event.run, event.sender, self._turn, self._custody
-        owner = run.itinerary.owner
-        if self.tombstones.holds((owner, run.transfer.request), turn.now):
+        if self.tombstones.holds((run.itinerary.owner, run.transfer.request), turn.now):
             return RefuseReason.CANCELED
         if run.transfer in custody.held:
             return None
         if not event.finite:
             return RefuseReason.NOT_FINITE
         if run.returning:
-            room = turn.limits.credits + turn.limits.custody + (copy is not None)
-            theirs = sum(bool(request.returning) and request.upstream == sender for request in custody.held.values())
-            from_peers = len(custody.held) - custody.credits.held_from_owner
-            return RefuseReason.BUSY if from_peers >= room or theirs >= room // 2 else None
+            return None if custody.credits.lets_through else RefuseReason.BUSY
         if run.bundle_id and run.bundle_id != turn.model.bundle_id:
             return RefuseReason.OTHER_BUNDLE
         if self.draining:
@@ -263,13 +267,7 @@ class PeerRules:
         n = turn.neighbors.get(sender)
         if n is not None and n.loses_tokens and run.itinerary.source == sender:  # the tokens would not come back
             return RefuseReason.LOSES_TOKENS
-        if self._serves and turn.neighbors.is_source(sender) and custody.credits.guaranteed(sender, turn.now):
-            return None
-        return RefuseReason.BUSY if copy is None and self._is_full(owner, sender) else None
-
-    def _is_full(self, owner: str, sender: str) -> bool:
-        account = self._custody.account_of(owner, sender)
-        return self.credits_for(sender) <= 0 or (account != sender and self._custody.credits.room(account) <= 0)
+        return RefuseReason.BUSY if self.credits_for(sender) <= 0 else None
 
     # Next step of a request.
 
@@ -292,40 +290,70 @@ class PeerRules:
         usable = self.warm and not self.engine.stuck and self._turn.now < self._drain_until
         return self.engine.usable_blocks if usable else frozenset()
 
-    def next_step(self, request: HeldRequest) -> bool:
-        """Run a track, decode, send home or start a wave; return whether one of these applied."""
-        itinerary, name = request.itinerary, self._turn.name
-        if itinerary.track is not None and itinerary.source == name:
-            self.joins.decide(request, self._usable_blocks)
-        elif itinerary.remaining[:1] == (STEM,) and not request.is_decoded and STEM in self._usable_blocks:
-            self._work.decode(request)
-        elif not itinerary.remaining:
-            self.cannot_continue(request, ReturnReason.DONE)
-        elif self.draining or not policy_of(itinerary.policy).runs_in_waves:
-            return False
+    def outgoing(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
+        """Return the itinerary with the time that a request spent here."""
+        engine, waited_us = request.engine, request.waited_us
+        queue = max(0, round((self._turn.now - request.arrived) * 1e6) - engine.engine_us - waited_us)
+        tracks = tuple(request.tracks)
+        visit = Visit(self._turn.name, engine.ran, queue, engine.engine_us, request.codec_us, waited_us, tracks)
+        return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))
+
+    def passed_on(self, request: HeldRequest, holder: str) -> None:
+        """Drop the copy of a request that ``holder`` has now; wait for a track to come back."""
+        if request.open_track is None:
+            self._custody.end(request, f"passed on to {holder}")
         else:
-            local = self.local_node(self.engine.work_us(self._turn.now))
-            return bool(local.blocks) and self.joins.split(request, local)
-        return True
+            self._custody.transition(
+                request, AWAY, f"passed on to {holder}", self._turn.now + self._turn.limits.hop.away
+            )
 
-    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Start to send a waiting request back to its source."""
-        self._decisions.return_home(request, reason)
+    # Rules of a decision that depend on the engine.
 
-    # End of the budget.
+    def _decode_first(self, case: Case) -> Decode | None:
+        """Decode an image before the stem runs here."""
+        begins = case.itinerary.remaining[:1] == (STEM,) and not case.request.is_decoded
+        return Decode() if begins and STEM in self._usable_blocks else None
 
-    def out_of_budget(self, request: HeldRequest) -> bool:
+    def _split(self, case: Case) -> Split | None:
+        """Run a wave of tracks if it pays off."""
+        if self.draining or not case.policy.runs_in_waves:
+            return None
+        return plan_split(case, self.local_node(self.engine.work_us(case.now)))
+
+    # End of the budget, and the way home.
+
+    def budget_end(self, request: HeldRequest) -> float:
+        """Return the deadline; earlier while a request waits here that would still have to go home."""
+        deadline, stage = request.deadline, request.stage
+        if request.returning or (stage is not WAITING and stage is not JOINING) or request.open_track is not None:
+            return deadline
+        return self._turn.limits.budget.peer_end(deadline, request.arrived, self._custody.own_us)
+
+    def out_of_budget(self, request: HeldRequest) -> None:
         """Send a request home in time before its deadline, and end it at the deadline."""
-        stage, on_its_way = request.stage, request.returning or request.itinerary.source == self._turn.name
         if self._turn.now >= request.deadline:
             self._custody.end(request, "budget")
-        elif stage is JOINING:
+        elif request.stage is JOINING:
             self.joins.stop_waiting(request)
-        elif stage is WAITING and not on_its_way:
-            self.cannot_continue(request, ReturnReason.BUDGET)
         else:
-            return False
-        return True
+            self.return_home(request, ReturnReason.BUDGET)
+
+    def return_home(self, request: HeldRequest, reason: str) -> None:
+        """Start to send a waiting request back to its source."""
+        request.returning, request.waiting_since = reason, None
+        # Processes that relayed the tokens on their way here may do so again.
+        request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
+        self._decisions.decide(request)
+
+    def _drop_lost(self, request: HeldRequest, step: Drop) -> None:
+        self._drop(request, self._turn.name, step.why)
+
+    def _drop(self, request: HeldRequest, holder: str, why: str) -> None:
+        """End a request and make the previous holder drop its copy, too."""
+        self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, why)
+        if request.upstream is not None and request.upstream in self._turn.neighbors.by_name:
+            self._turn.send(request.upstream, Release(request.transfer, holder))
+        self._custody.end(request, why)
 
     # Further events.
 
@@ -333,15 +361,20 @@ class PeerRules:
         self.announcer.forget(event.hello.name)
 
     def _on_down(self, event: NeighborDown) -> None:
-        self._custody.credits.forget(event.name)
         self.announcer.lost(event.name)
 
     def _on_removed(self, event: Removed) -> None:
-        """Drop requests of removed sources, and those that removed peers sent for sources without a link here."""
+        """Drop requests of removed sources; each process of a source has an alias."""
         for request in list(self._custody.held.values()):
-            is_theirs = owner_of(request.owner) in event.names or request.account in event.names
-            if is_theirs and request.stage is not ENDED:  # the end of a wave ends its tracks
-                self._decisions.drop(request, self._turn.name, "removed from peers.yaml")
+            if _ALIAS.sub("", request.owner) in event.names and request.stage is not ENDED:
+                self._drop(request, self._turn.name, "removed from peers.yaml")
+
+    def _on_refuse(self, sender: str, message: Refuse) -> None:
+        """End a request that its source has ended, as the next holder knows."""
+        if message.reason == RefuseReason.CANCELED:
+            for request in [one for one in self._custody.held.values() if one.request == message.transfer.request]:
+                if request.sent == message.transfer and request.stage is WAITING:
+                    self._drop(request, sender, "canceled")
 
     def _on_unsendable(self, event: Unsendable) -> None:
         self.announcer.forget(event.failed.to)
@@ -356,16 +389,14 @@ class PeerRules:
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
         now, custody = self._turn.now, self._custody
-        keys = own_requests(sender, message)
+        keys = {(sender, request) for request in message.requests}
         self.tombstones.add(keys, now + message.budget_us / 1e6, now)
         for request in [request for request in custody.held.values() if (request.owner, request.request) in keys]:
             custody.end(request, "canceled")
 
     def finish(self) -> float:
-        """Drop requests of sources that are gone, start engine calls, and send the STATE messages that are due."""
-        turn, engine, announcer, orphans = self._turn, self.engine, self.announcer, self._orphans
-        if orphans.next <= turn.now:
-            orphans.drop()
+        """Start engine calls, and send the STATE messages that are due."""
+        turn, engine, announcer = self._turn, self.engine, self.announcer
         if self._drain_until <= turn.now and engine.length:
             self._work.requeue("half of the drain is over")
             self._decisions.run()
@@ -373,14 +404,51 @@ class PeerRules:
         if engine.queued:
             self._work.start(self._usable_blocks)
         if turn.now >= announcer.due:
-            orphans.look_for()
             self.tombstones.forget(turn.now)
             announcer.announce()
         announcer.announce_credits()
         if turn.instructions:
             announcer.ride_along()
-        at = min(engine.next_start, announcer.due, orphans.next)
+        at = min(engine.next_start, announcer.due)
         return min(at, self._drain_until) if turn.now < self._drain_until else at
+
+
+# Rules of a decision.
+
+
+def nothing_remains(case: Case) -> ReturnReason | None:
+    """Send a finished request home."""
+    return None if case.itinerary.remaining else ReturnReason.DONE
+
+
+def too_many_hops(case: Case) -> ReturnReason | None:
+    """Send tokens home that do not find their way."""
+    hop, most = case.request.transfer.hop, case.turn.limits.hops
+    return ReturnReason.HOPS if hop >= most and hop >= most + 4 * case.itinerary.blocks else None
+
+
+def only_here(case: Case) -> RunHere | ReturnReason | None:
+    """Run a block here, or send tokens home whose every hop goes through the source."""
+    if not case.itinerary.via_source:
+        return None
+    choice = case.policy.next_step(case.itinerary, case.local, (), patient=False)
+    return choice if isinstance(choice, RunHere) else ReturnReason.VIA_SOURCE
+
+
+def follow_policy_patiently(case: Case) -> Any:
+    """Let the policy choose; without a link to the source, wait longer for a credit than the policy would.
+
+    The source has no better choice then. It helps as long as the candidates make progress: otherwise two processes may
+    wait for each other's credit, and sending requests home makes room.
+    """
+    choice = follow_policy(case)
+    if choice is not ReturnReason.CREDIT or case.itinerary.source in case.turn.neighbors.by_name:
+        return choice
+    limit, since = case.turn.limits.hop, case.request.waiting_since
+    since = case.now if since is None else since
+    moved_at = max((n.moved_at for n in case.candidates), default=0.0)
+    until = min(since + limit.keep * (case.budget_end - since), max(since, moved_at) + limit.away)
+    return Wait() if case.now < until else choice
 
 
 PeerMachine = Machine[PeerRules]

@@ -15,14 +15,12 @@ from typing import Protocol
 
 import msgspec
 
-from ls_edge.core.parts import ENDS
-from ls_edge.runtime.protocol.messages import MAX_FAR, State
-from ls_edge.runtime.routing.claims import MOST_WAIT_US
+from ls_edge.core.records import MICROSECONDS
+from ls_edge.runtime.protocol.messages import State
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.routing.state.held_request import INFINITY
-from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.routing.state.turn import Turn
 
 
@@ -52,8 +50,8 @@ class Listener:
     """Last STATE; None before the first, and if it has to be repeated."""
     told_at: float = -INFINITY
     """Time of that STATE."""
-    views: object = None
-    """Views of that STATE: while they are the same, only the load has changed."""
+    reach: object = None
+    """Links and blocks in that STATE: while they are the same, only the load has changed."""
     used_at: float | None = None
     """Time at which it last had a request here; None unless it is a user."""
     has_credit: bool | None = None
@@ -74,14 +72,10 @@ class StateAnnouncer:
         self._announced_at = -INFINITY
         self._urgent = False
         self._reach_version = 0
-        self._views: dict[str, tuple[bool, tuple[tuple[int, ...], ...]]] = {}
-        """Whether a process has its own share of the credits, and :meth:`_far_blocks`; by name, both seldom change."""
         self._reach: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         """Links and blocks of all neighbors, as in a STATE."""
-        self._near: list[Neighbor] = []
-        """Peers that may be handed tokens."""
-        self._views_of: tuple[object, ...] = ()
-        """Versions and processes that the views and the reach depend on."""
+        self._reach_of: tuple[object, ...] = ()
+        """Versions and processes that the reach depends on."""
         self._credits_before = 0
         self._least_credits = 0
         """Fewest credits since the end of the last turn, as far as a message reported them."""
@@ -131,11 +125,9 @@ class StateAnnouncer:
 
     def state(self, name: str) -> State:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
-        shared = self._shared()
-        if name not in self._turn.neighbors.by_name:
-            return msgspec.structs.replace(shared, far_blocks=self._far_blocks(name, shared))
-        state = self._state_for(name, shared)
-        self._tell(name, state)
+        state = self._state_for(name, self._shared())
+        if name in self._turn.neighbors.by_name:
+            self._tell(name, state)
         return state
 
     def announce(self) -> None:
@@ -150,7 +142,7 @@ class StateAnnouncer:
             one = self._listener(n.name)
             is_user = one.used_at is not None
             due = one.told_at + (limits.state_every if is_user else limits.load_every)
-            if urgent or not busy or now >= due or one.views is not self._views:
+            if urgent or not busy or now >= due or one.reach is not self._reach:
                 state = self._state_for(n.name, shared)
                 if not (urgent or is_user) and state == one.state:
                     continue
@@ -161,8 +153,8 @@ class StateAnnouncer:
                     due = now + limits.state_every if is_user else INFINITY
             if due < self.due:
                 self.due = due
-        # The end of a suspicion changes which blocks are reachable, but raises no event.
-        self.due = min([self.due, *(n.suspected_until for n in turn.neighbors if n.suspected_until > now)])
+        # The end of a pause changes which blocks are reachable, but raises no event.
+        self.due = min([self.due, *(n.pause.until for n in turn.neighbors if n.pause.excludes(now))])
 
     def announce_credits(self) -> None:
         """Send STATE to neighbors whose credits have run out, or that wait for some."""
@@ -212,7 +204,7 @@ class StateAnnouncer:
         one = self._listener(name)
         one.has_credit = None
         self._report(one, state.credits)
-        one.state, one.told_at, one.views = state, self._turn.now, self._views
+        one.state, one.told_at, one.reach = state, self._turn.now, self._reach
 
     def _report(self, one: Listener, credit: int) -> None:
         """Record the credits that a message reports."""
@@ -245,10 +237,10 @@ class StateAnnouncer:
         rules, engine = self._rules, self._rules.engine
         neighbors = self._turn.neighbors
         near = neighbors.candidates()
-        views_of = (neighbors.reach_version, neighbors.reaches_version, engine.usable_blocks, near)
-        if views_of != self._views_of:
-            self._views_of, self._views, self._near = views_of, {}, near
+        reach_of = (neighbors.reach_version, neighbors.reaches_version, engine.usable_blocks, near)
+        if reach_of != self._reach_of:
             blocks = set[int]().union(*[n.blocks for n in near])
+            self._reach_of = reach_of
             self._reach = tuple(sorted(neighbors.by_name)), tuple(sorted(blocks))
         return State(
             warm=rules.warm,
@@ -258,46 +250,15 @@ class StateAnnouncer:
             queue=engine.length,
             calls=engine.times.calls,
             block_us=engine.times.block_us,
-            wait_us=min(MOST_WAIT_US, engine.work_us(self._turn.now)),
+            wait_us=min(MICROSECONDS - 1, engine.work_us(self._turn.now)),
             reaches=self._reach[0],
             reach_blocks=self._reach[1],
         )
 
     def _state_for(self, name: str, shared: State) -> State:
-        view = self._views.get(name)
-        if view is None:
-            neighbors = self._turn.neighbors
-            has_share = neighbors.is_source(name) or neighbors.leads_beyond(neighbors.by_name[name])
-            view = self._views[name] = has_share, self._far_blocks(name, shared)
-        has_share, far = view
-        credit = self._rules.credits_for(name) if has_share else shared.credits
-        if credit == shared.credits and not far:
-            return shared
-        return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
-
-    def _far_blocks(self, name: str, shared: State) -> tuple[tuple[int, ...], ...]:
-        """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
-
-        A neighbor gets neither blocks that it has reported itself nor blocks that others with links to it report to it.
-        In a full mesh, nothing is therefore reported, and after the only holder of a block has gone, no peer repeats
-        outdated reports. In a ring, peers repeat them until :data:`MAX_FAR` ends it.
-        """
-        known = {*shared.reach_blocks, *self._rules.engine.usable_blocks}
-        if len(known) >= self._turn.bands.num_blocks + len(ENDS):
-            return ()
-        states = [n.state for n in self._near if n.name != name and n.state is not None and name not in n.state.reaches]
-        found: list[tuple[int, ...]] = []
-        for distance in range(MAX_FAR):
-            if distance == 0:
-                heard = {block for state in states for block in state.reach_blocks}
-            else:
-                heard = {b for s in states if len(s.far_blocks) >= distance for b in s.far_blocks[distance - 1]}
-            found.append(tuple(sorted(heard - known)))
-            known |= heard
-        while found and not found[-1]:
-            found.pop()
-        return tuple(found)
+        credit = self._rules.credits_for(name)
+        return shared if credit == shared.credits else msgspec.structs.replace(shared, credits=credit)
 
 
 def _reach(state: State | None) -> tuple[object, ...]:
-    return () if state is None else (state.reaches, state.reach_blocks, state.far_blocks)
+    return () if state is None else (state.reaches, state.reach_blocks)

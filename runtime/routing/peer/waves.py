@@ -14,21 +14,57 @@ again, and the holders drop their tracks, since their source is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ls_edge.core import arrangement
 from ls_edge.core.parts import has_ends
 from ls_edge.core.records import TrackSpan
-from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
-from ls_edge.runtime.routing.claims import blocks_run, returned_track
-from ls_edge.runtime.routing.decisions import Decisions
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, RequestId, ReturnReason, TrackRef, TransferId
+from ls_edge.runtime.routing.decisions import Case, Decisions
 from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Arrived
 from ls_edge.runtime.routing.state.held_request import JOINING, HeldRequest, OpenTrack, OpenWave, PlannedTrack, Stage
+from ls_edge.runtime.routing.state.pause import PauseReason
 from ls_edge.runtime.routing.state.turn import Turn
+
+
+class Split(NamedTuple):
+    """Step of a decision: run these tracks in parallel."""
+
+    tracks: Sequence[PlannedTrack]
+    """Tracks; none to record only that splitting does not pay off."""
+    unused: Sequence[PlannedTrack]
+
+
+class OwnTrack(NamedTuple):
+    """Step of a decision: run or end a track of a wave of this process."""
+
+    usable: frozenset[int]
+    """Blocks that can run here."""
+
+
+def own_track(case: Case) -> OwnTrack | None:
+    """Decide a track of this process, which is not handed on."""
+    is_own = case.itinerary.track is not None and case.itinerary.source == case.turn.name
+    return OwnTrack(case.local.blocks) if is_own else None
+
+
+def plan_split(case: Case, local: LocalNode) -> Split | None:
+    """Plan a wave of several tracks if it pays off and there is room."""
+    request, it, turn = case.request, case.itinerary, case.turn
+    if not local.blocks or it.track is not None or it.via_source or has_ends(turn.bands.permitted(it.remaining)):
+        return None
+    others = case.linked
+    if request.avoid or it.avoid:
+        others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
+    tracks, unused = plan_wave(it, turn.name, local, others)
+    if 2 <= len(tracks) <= case.room:
+        return Split(tracks, unused)
+    known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
+    return Split((), unused) if any(track.holder not in known for track in unused) else None
 
 
 class WaveJoiner:
@@ -43,21 +79,13 @@ class WaveJoiner:
 
     # Start of a wave.
 
-    def split(self, request: HeldRequest, local: LocalNode) -> bool:
-        """Start a wave of several tracks if it pays off and there is room; return whether one was started."""
-        it, turn = request.itinerary, self._turn
-        is_end = has_ends(turn.bands.permitted(it.remaining))
-        if it.track is not None or it.via_source or request.upstream is None or is_end:
-            return False
-        others = self._decisions.reachable(request)
-        if request.avoid or it.avoid:
-            others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
-        tracks, unused = plan_wave(it, turn.name, local, others)
-        self._record_unused(request, unused)
-        pays = 2 <= len(tracks) <= turn.limits.credits + turn.limits.custody - len(self._custody.held)
-        if pays:
-            self._begin(request, tracks)
-        return pays
+    def split(self, request: HeldRequest, step: Split) -> None:
+        """Record holders without a track in the trace, and start the wave if it pays off."""
+        self._record_unused(request, step.unused)
+        if step.tracks:
+            self._begin(request, step.tracks)
+        else:
+            self._custody.waiting.ready.append(request)
 
     def _begin(self, request: HeldRequest, tracks: Sequence[PlannedTrack]) -> None:
         turn, custody = self._turn, self._custody
@@ -123,14 +151,13 @@ class WaveJoiner:
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
         n = turn.neighbors.get(track.plan.holder)
         if n is not None and not ran:
-            n.back_off()
+            n.hold_off(PauseReason.UNWILLING)
         elif n is not None:
-            n.reset_back_off()
-            n.clear_suspicion()
+            n.has_worked()
             n.track_took(turn.now - track.began, times[0] + times[1])
         self._end_track(track, run.returning if event.finite else ReturnReason.NOT_FINITE, event.tokens, ran, times)
 
-    def decide(self, request: HeldRequest, usable: frozenset[int]) -> None:
+    def decide(self, request: HeldRequest, step: OwnTrack) -> None:
         """Decide a request that is, or claims to be, a track of this process."""
         track = request.open_track
         remaining = request.itinerary.remaining
@@ -138,14 +165,14 @@ class WaveJoiner:
             self._custody.end(request, "its wave is not open")
         elif track.plan.holder != self._turn.name:  # given to a neighbor that failed
             self._end_track(track, request.failure or "refused")
-        elif remaining and remaining[0] in usable:
+        elif remaining and remaining[0] in step.usable:
             self._decisions.run_here(request, remaining[0])
         else:
             self._end_own_track(track)
 
     def look_at(self, request: HeldRequest) -> None:
         """Send PROGRESS while tracks run."""
-        self._decisions.send_progress([request])
+        self._turn.send_progress([request])
         self._custody.watch_wave(request)
 
     def on_ended(self, request: HeldRequest) -> None:
@@ -207,3 +234,18 @@ class WaveJoiner:
         if left and it.on_straggler == "skip" and len(it.skipped) + len(left) <= it.max_skips:
             request.itinerary = it.skip(left)
         self._custody.decide_again(request, "all tracks have ended")
+
+
+def returned_track(waves: Iterable[OpenWave], request: RequestId, reported: Itinerary) -> OpenTrack | None:
+    """Return the open track that returned tokens belong to, or None if its wave is closed."""
+    ref = reported.track
+    wave = None if ref is None else next((wave for wave in waves if wave.ident == ref.wave), None)
+    if ref is None or wave is None or ref.index >= len(wave.tracks) or wave.request.request != request:
+        return None
+    track = wave.tracks[ref.index]
+    return track if track.row is None else None
+
+
+def blocks_run(itinerary: Itinerary) -> tuple[Ran, ...]:
+    """Return the blocks that ran, with their holders, in order."""
+    return tuple(step for wave in itinerary.waves for track in wave for step in track)

@@ -143,23 +143,18 @@ def _first_reachable(
                 return Wait(tuple(c.name for c in holders))
     if saturated:
         return ReturnReason.CREDIT
-    relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
-    behind = [(c, (c.reach_blocks, *c.far_blocks)) for c in relays]
-    for distance in range(
-        max((len(blocks) for _, blocks in behind), default=0)
-    ):  # the shortest way first, whatever the block
-        for block in wanted:
-            ways = [c for c, blocks in behind if distance < len(blocks) and block in blocks[distance]]
-            free = [c for c in ways if c.credits > 0]
-            if free:
-                return SendTo(min(free, key=lambda c: (c.wait_us, c.name)).name, relay=True)
-            if ways:
-                saturated = True
-                if patient:
-                    return Wait(tuple(c.name for c in ways))
-    if saturated:
-        return ReturnReason.CREDIT
-    return ReturnReason.UNREACHABLE
+    # One process may pass the tokens on between two blocks.
+    relays = [] if itinerary.via_source or itinerary.relays else candidates
+    for block in wanted:
+        ways = [c for c in relays if block in c.reach_blocks]
+        free = [c for c in ways if c.credits > 0]
+        if free:
+            return SendTo(min(free, key=lambda c: (c.wait_us, c.name)).name, relay=True)
+        if ways:
+            saturated = True
+            if patient:
+                return Wait(tuple(c.name for c in ways))
+    return ReturnReason.CREDIT if saturated else ReturnReason.UNREACHABLE
 
 
 def _least_wait(candidates: Sequence[Neighbor], itinerary: Itinerary, tie_break: int) -> Neighbor:

@@ -44,7 +44,7 @@ class EndedRequests:
 
     def pop_cancels(self, now: float) -> list[Cancel]:
         """Return the CANCEL that is due: several if more requests have ended in a turn than one may name."""
-        until = max(now, *self._untold.values()) + self._limits.away_floor
+        until = max(now, *self._untold.values()) + self._limits.hop.away
         budget, ended = min(MAX_BUDGET_US, round((until - now) * 1e6)), tuple(self._untold)
         self._untold.clear()
         self.cancel_at = INFINITY

@@ -4,17 +4,17 @@ A request has one current copy: the tokens of the stem, or of the returned trans
 until the request ends: when its next holder has passed it on, it is ``AWAY`` and watched through MOVED messages. It is
 rerouted if both the holder and the keeper of the previous copy are lost, or if there is no news for too long.
 
-A request ends with the first answer that comes back; later answers are counted and dropped. Returned tokens count only
-as far as the request allows: its policy, skips and order are kept here and not taken from the wire, and its id consists
-of random bits that only processes with its tokens have. If no block that may run now can be reached, the source skips
-such blocks (at most ``max_skips``, after a short wait for holders to come back), so that the next band can run. At the
-end of the budget it answers from the furthest tokens if enough skips are allowed, else with an error.
+A request ends with the first answer that comes back; later answers are counted and dropped. If no block that may run
+now can be reached, the source skips such blocks (at most ``max_skips``, after a short wait for holders to come back),
+so that the next band can run. At the end of the budget it answers from the furthest tokens if enough skips are allowed,
+else with an error.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,9 +34,18 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     TransferId,
 )
-from ls_edge.runtime.routing.claims import as_asked, blocks_run, implausible_return, is_former_holder
-from ls_edge.runtime.routing.decisions import Handlers, may_skip
-from ls_edge.runtime.routing.machine import MTU, Machine
+from ls_edge.runtime.routing.decisions import (
+    Actions,
+    Case,
+    Handlers,
+    Rule,
+    budget_is_over,
+    follow_policy,
+    may_skip,
+    nobody_has_a_credit,
+)
+from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.recovery import MTU
 from ls_edge.runtime.routing.source.ended_requests import EndedRequests
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.custody import StageActions, Stages
@@ -64,9 +73,11 @@ from ls_edge.runtime.routing.state.held_request import (
     OFFERED,
     WAITING,
     HeldRequest,
+    Stage,
     Trail,
 )
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.pause import PauseReason
 from ls_edge.runtime.routing.state.turn import Turn
 
 _NO_HOLDER = "had no reachable holder"
@@ -109,8 +120,11 @@ class OpenRequest:
 class SourceRules:
     """Rules of a source."""
 
+    waits_s = INFINITY
+
     def __init__(self, machine: Machine[SourceRules]) -> None:
-        self._machine = machine
+        self._decisions = machine.decisions
+        self._recovery = recovery = machine.recovery
         self._turn = turn = machine.turn
         self._custody = custody = machine.custody
         self.requests: dict[int, OpenRequest] = {}
@@ -126,28 +140,33 @@ class SourceRules:
         self.ended = EndedRequests(turn.limits)
         self.handlers: Handlers = {
             NeighborUp: (machine.on_up, self._look_at_reach),
-            NeighborDown: (machine.on_down, self._look_at_reach),
+            NeighborDown: (recovery.on_down, self._on_lost, self._look_at_reach),
             NeighborState: (machine.on_state, self._look_at_reach),
             Arrived: (self._take_in,),
             Received: (machine.on_received,),
-            Unsendable: (machine.on_unsendable,),
+            Unsendable: (recovery.on_unsendable,),
             Submit: (self._on_submit,),
             Abandon: (self._on_abandon,),
             Removed: (),
             Tick: (),
             # Messages, with their sender.
-            Accept: (machine.on_accept,),
+            Accept: (machine.on_accept, self._on_accepted),
             Refuse: (machine.on_refuse,),
-            Progress: (machine.on_progress,),
+            Progress: (recovery.on_progress,),
             Release: (machine.on_release,),
             Moved: (self._on_moved,),
         }
         self.stages: Stages = {
             WAITING: StageActions(custody.waiting.ready.append, custody.waiting.remove),
-            OFFERED: StageActions(machine.check_hop, custody.leave_hop),
-            CUSTODY: StageActions(machine.check_hop, custody.leave_hop),
-            AWAY: StageActions(self._on_silence),
+            OFFERED: StageActions(recovery.check_hop, self._leave_hop),
+            CUSTODY: StageActions(recovery.check_hop, self._leave_hop),
+            AWAY: StageActions(self._on_silence, self._leave_hop),
             ENDED: StageActions(None),
+        }
+        self.decide: tuple[Rule, ...] = (budget_is_over, nothing_remains, nobody_has_a_credit, follow_policy)
+        self.actions: Actions = {
+            Answer: self._answer,
+            ReturnReason: self._cannot_continue,
         }
 
     # Arrival of requests and tokens.
@@ -183,49 +202,47 @@ class SourceRules:
             elif not run.itinerary.remaining:
                 self.ended.count_late(number)
             return
-        copy, linked = request.copy, turn.neighbors.get(request.trail.holder)
-        needs_relay = linked is None or turn.neighbors.leads_beyond(linked)
-        lie = implausible_return(request.asked, run.itinerary, request.left_out, turn.bands)
-        if lie:
-            self._reject(sender, lie, copy)
-            self._pass_over(copy, sender)
-            if copy.downstream == sender:
-                self._machine.reroute(copy, f"{sender} returned an impossible itinerary")
-        elif is_former_holder(copy, sender, needs_relay=needs_relay):
-            if not run.itinerary.remaining:
-                self.ended.count_late(request.number)
-        elif STEM in run.itinerary.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
+        copy, reported = request.copy, run.itinerary
+        odd = _not_asked(request.asked, reported)
+        if odd:
+            self._reject(sender, odd, copy)
+        elif STEM in reported.remaining and run.returning.startswith(ReturnReason.NO_IMAGE):
             why = run.returning.partition(": ")[2]
             self._fail(request, ImageRejected(f"request {request.number}: {why} (on {sender})"))
         elif not event.finite or run.returning == ReturnReason.NOT_FINITE:
             self._on_not_finite(request, sender)
-        elif run.itinerary.blocks_done >= copy.itinerary.blocks_done:
+        elif reported.blocks_done >= copy.itinerary.blocks_done:
             self._take_back(request, event)
 
     def _take_back(self, request: OpenRequest, event: Arrived) -> None:
-        """Continue with returned tokens if they are further; otherwise with the own copy, since they may be false."""
+        """Continue with returned tokens if they are further; otherwise with the own copy, elsewhere."""
         run, sender, turn, old = event.run, event.sender, self._turn, request.copy
-        avoid = old.itinerary.avoid
-        if run.returning == ReturnReason.UNREACHABLE and any(map(turn.neighbors.leads_beyond, turn.neighbors)):
-            avoid = ()  # a process to avoid may be the only way
-        itinerary, tokens = as_asked(request.asked, run.itinerary, avoid), event.tokens
-        gained = itinerary.blocks_done > old.itinerary.blocks_done
+        itinerary, tokens = old.itinerary, old.tokens
         request.trail.note(sender)
-        if gained:
-            _learn_from(itinerary, old, turn)
-        elif itinerary.remaining:
-            if old.downstream not in ("", sender):  # peers on the way out may announce a holder that is gone
-                old.avoid[old.downstream] = turn.now + turn.limits.pause
-            if avoid == old.itinerary.avoid:
-                self._pass_over(old, sender)
-            else:
-                old.itinerary = msgspec.structs.replace(old.itinerary, avoid=avoid)
-            itinerary, tokens = old.itinerary, old.tokens
+        if run.itinerary.blocks_done > itinerary.blocks_done or not run.itinerary.remaining:
+            reported, avoid = run.itinerary, itinerary.avoid
+            itinerary = msgspec.structs.replace(
+                request.asked,
+                waves=reported.waves,
+                skipped=reported.skipped,
+                remaining=reported.remaining,
+                visits=reported.visits,
+                avoid=avoid,
+            )
+            tokens = event.tokens
+            for holder in {holder for wave in itinerary.waves for track in wave for _, holder in track}:
+                n = turn.neighbors.get(holder)
+                if n is not None:
+                    n.has_worked()
+        elif run.returning == ReturnReason.CREDIT:
+            old.avoid[sender] = turn.now + turn.limits.look
+        else:
+            self._pass_over(old, sender)
+            itinerary = old.itinerary  # which names the process to avoid
         if not itinerary.remaining:
             old.itinerary, old.tokens = itinerary, tokens
             self._complete(request)
             return
-        beyond = any(turn.neighbors.is_beyond(visit.holder) for visit in itinerary.visits)
         request.copy = HeldRequest(
             transfer=TransferId(run.transfer.request, turn.rng.getrandbits(64), 0),
             itinerary=itinerary,
@@ -238,10 +255,8 @@ class SourceRules:
             bundle_id=turn.model.bundle_id,
             reason=run.returning,
             trail=request.trail,
-            way_out=sender if beyond or run.returning == ReturnReason.CREDIT else "",
         )
         request.earlier_reroutes += old.reroutes
-        request.trail.before = request.trail.holder = ""
         self._custody.end(old, f"returned by {sender}")
         self._custody.hold(request.copy, f"from {sender}: {run.returning}")
 
@@ -251,24 +266,21 @@ class SourceRules:
         self._turn.note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
 
     def _pass_over(self, copy: HeldRequest, name: str) -> None:
-        """Pause offers to a process that returned a request unchanged or in an impossible state."""
+        """Pause offers to a process that returned a request unchanged."""
         n = self._turn.neighbors.get(name)
         if n is not None:
-            n.back_off()
-            self._machine.avoid(copy, name, n.backoff_until)
+            self._recovery.avoid(copy, name, n.hold_off(PauseReason.UNWILLING))
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
         """Try another holder after NaN or infinity; after a second one, fail the request and name the holders."""
-        machine, turn, copy = self._machine, self._turn, request.copy
-        if sender in request.not_finite and sender != copy.downstream:
-            return
+        turn, copy = self._turn, request.copy
         request.not_finite[sender] = None
-        why = "NaN or infinity in its output"
-        turn.note(NoteKind.NOT_FINITE, sender, copy.request, why)
-        machine.avoid(copy, sender, copy.deadline)
-        others = machine.decisions.others_could_run(copy, copy.avoid)
-        if others and len(request.not_finite) < turn.limits.holders_not_finite:
-            machine.reroute(copy, "NaN or infinity")
+        turn.note(NoteKind.NOT_FINITE, sender, copy.request, "NaN or infinity in its output")
+        self._recovery.avoid(copy, sender, copy.deadline)
+        reach = self._decisions.reach
+        others = [n for n in reach.candidates(copy) if n.name not in copy.avoid]
+        if reach.able_to_run(copy, others) and len(request.not_finite) < turn.limits.holders_not_finite:
+            self._recovery.reroute(copy, "NaN or infinity", "refused")
         else:
             self._fail(request, _not_finite(request))
 
@@ -278,14 +290,15 @@ class SourceRules:
         """Return a node without blocks, since a source runs none."""
         return self._node
 
-    def next_step(self, request: HeldRequest) -> bool:
-        """Answer a request without remaining blocks; return whether it was one."""
-        if request.itinerary.remaining:
-            return False
-        self._complete(self._by_id[request.request])
-        return True
+    def outgoing(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:  # noqa: ARG002
+        """Return the itinerary as it is: sources are not among its visits."""
+        return itinerary
 
-    def cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
+    def budget_end(self, request: HeldRequest) -> float:
+        """Return the time at which the head has to run."""
+        return self._turn.limits.budget.source_end(request.deadline, self._custody.own_us)
+
+    def _cannot_continue(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Skip blocks that are out of reach, or wait."""
         request.reason = reason
         turn, owner = self._turn, self._by_id[request.request]
@@ -300,10 +313,10 @@ class SourceRules:
                 self._custody.wait(request, "unreachable", skip_at)
             return
         # The end of a pause of offers raises no event.
-        held_back = bool(request.avoid) or any(n.backoff_until > turn.now for n in turn.neighbors)
+        held_back = bool(request.avoid) or any(n.pause.until > turn.now for n in turn.neighbors)
         until = turn.now + turn.limits.look_again if held_back else None
-        decisions, lacks_credit = self._machine.decisions, reason is ReturnReason.CREDIT
-        able = decisions.able_to_run(request, decisions.reachable(request)) if lacks_credit else []
+        reach, lacks_credit = self._decisions.reach, reason is ReturnReason.CREDIT
+        able = reach.able_to_run(request, reach.candidates(request)) if lacks_credit else []
         names = tuple(n.name for n in able if not n.credits)
         self._custody.wait_for(request, names, until, or_change=held_back)
 
@@ -316,7 +329,7 @@ class SourceRules:
         model, until = self._turn.model, self._looked_at if event is None else self._turn.now
         good = [n for n in self._turn.neighbors if n.serves and not n.is_silent]
         linked = model.bundle_id or model.only_linked
-        behind = [] if linked else [far for n in good for far in (n.reach_blocks, *n.far_blocks)]
+        behind = [] if linked else [n.reach_blocks for n in good]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
         self._looked_at = self._turn.now
@@ -332,6 +345,9 @@ class SourceRules:
             self._complete(request)
 
     # End of a request.
+
+    def _answer(self, copy: HeldRequest, _step: Answer) -> None:
+        self._complete(self._by_id[copy.request])
 
     def _complete(self, request: OpenRequest) -> None:
         copy, attempts, seen = request.copy, request.attempts, tuple(request.trail.seen)
@@ -355,7 +371,7 @@ class SourceRules:
         self._custody.end(copy, why)
         self.ended.add(copy, request.number, self._turn.now, soon=soon)
 
-    def out_of_budget(self, request: HeldRequest) -> bool:
+    def out_of_budget(self, request: HeldRequest) -> None:
         """Answer from the furthest tokens at the end of the budget if enough skips are allowed, else fail."""
         owner, itinerary = self._by_id[request.request], request.itinerary
         if not itinerary.remaining:
@@ -364,33 +380,58 @@ class SourceRules:
             self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
         else:
             self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn))
-        return True
 
-    # Requests that are AWAY.
+    # Location of a request, and requests that are AWAY.
+
+    def _on_accepted(self, sender: str, message: Accept) -> None:
+        request = self._by_id.get(message.transfer.request)
+        if request is not None:
+            request.trail.note(sender)
+
+    def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
+        self._custody.leave_hop(request, to)
+        if to is WAITING:
+            trail = self._by_id[request.request].trail
+            trail.before = trail.holder = ""
+
+    def passed_on(self, request: HeldRequest, holder: str) -> None:
+        """Watch a request that ``holder`` has now."""
+        trail = self._by_id[request.request].trail
+        if not trail.holder:
+            trail.before, trail.holder = request.downstream, holder
+        until = self._turn.limits.hop.news_by(self._turn.now, self.budget_end(request))
+        self._custody.transition(request, AWAY, f"passed on to {holder}", until)
 
     def _on_moved(self, sender: str, message: Moved) -> None:
         request = self._by_id.get(message.transfer.request)
         if request is None:
             return
-        copy, custody, is_new = request.copy, self._custody, sender != request.trail.holder
+        copy, custody = request.copy, self._custody
         request.trail.moved(message.before, sender)
-        if copy.stage is AWAY and is_new:  # a repeated MOVED of the same holder extends nothing
-            custody.timers.set(copy, custody.news_by(copy))
+        if copy.stage is AWAY:
+            custody.timers.set(copy, self._turn.limits.hop.news_by(self._turn.now, self.budget_end(copy)))
         elif copy.stage is CUSTODY and copy.downstream == message.before:
-            self._machine.passed_on(copy, sender)
+            self.passed_on(copy, sender)
+
+    def _on_lost(self, event: NeighborDown) -> None:
+        """Reroute ``AWAY`` requests whose holder and keeper of the previous copy are both lost."""
+        linked, lost = self._turn.neighbors.by_name, []
+        for request in self.requests.values():
+            trail = request.trail
+            if request.copy.stage is AWAY and event.name in (trail.before, trail.holder):
+                other = trail.before if event.name == trail.holder else trail.holder
+                if other not in linked:
+                    lost.append((request.copy, other))
+        for copy, other in lost:
+            self._recovery.reroute(copy, f"{event.name} and {other} were lost", "lost")
 
     def _on_silence(self, request: HeldRequest) -> None:
-        """Reroute an ``AWAY`` request without news for too long.
-
-        If its holder is out of reach, this process knows that only from the neighbor that got the tokens. The next
-        branch avoids both.
-        """
-        holder, limits = self._by_id[request.request].trail.holder, self._turn.limits
-        if holder in ("", request.downstream) or self._turn.neighbors.is_beyond(holder):
-            self._pass_over(request, request.downstream)
-        if holder not in ("", request.downstream):
-            self._machine.avoid(request, holder, self._turn.now + limits.away_floor)
-        self._machine.reroute(request, "no news of it for too long")
+        """Reroute an ``AWAY`` request without news for too long, if possible past its holders."""
+        trail = self._by_id[request.request].trail
+        for name in dict.fromkeys((request.downstream, trail.before, trail.holder)):
+            if name:
+                self._recovery.avoid(request, name)
+        self._recovery.reroute(request, "no news of it for too long", "late")
 
     # End of a turn.
 
@@ -410,17 +451,23 @@ SourceMachine = Machine[SourceRules]
 """Machine of a process that has images, made by :func:`source_machine`."""
 
 
-def _learn_from(itinerary: Itinerary, old: HeldRequest, turn: Turn) -> None:
-    """End the pauses of processes that ran blocks, and record the slow ones, which get longer deadlines."""
-    for holder in {holder for _, holder in blocks_run(itinerary)}:
-        n = turn.neighbors.get(holder)
-        if n is not None:
-            n.reset_back_off()
-    slow_us = turn.limits.hop_floor * 1e6 / turn.limits.hop_factor  # faster processes do not need longer deadlines
-    for visit in itinerary.visits:
-        n = turn.neighbors.get(visit.holder)
-        if n is not None and visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
-            n.ran_after(min(visit.engine_us / 1e6, turn.now - old.arrived) / len(visit.blocks))
+class Answer(NamedTuple):
+    """Step of a decision: answer a request."""
+
+
+def nothing_remains(case: Case) -> Answer | None:
+    """Answer a request without remaining blocks."""
+    return None if case.itinerary.remaining else Answer()
+
+
+def _not_asked(asked: Itinerary, reported: Itinerary) -> str:
+    """Return why a returned itinerary does not belong to the request, or an empty string."""
+    if reported.track is not None:
+        return "it returned a track of a wave, which belongs to a peer"
+    ran = [block for wave in reported.waves for track in wave for block, _ in track]
+    if {*ran, *reported.skipped, *reported.remaining} != {*asked.remaining}:
+        return "it returned other blocks than those of the request"
+    return ""
 
 
 # Texts.

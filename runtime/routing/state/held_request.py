@@ -64,21 +64,11 @@ class Trail(msgspec.Struct, eq=False):
     """Process that has the tokens; empty until the next holder has passed them on."""
     before: str = ""
     """Process that keeps the previous copy."""
-    passed_on: set[str] = set()
-    """Former holders that need no copy any more: their next holders have passed the request on, too."""
     seen: dict[str, None] = {}
     """Processes that have accepted the request, sent MOVED or returned it, in order."""
 
-    def accepted(self, by: str) -> None:
-        """Record that a process has the tokens now."""
-        self.passed_on.discard(by)
-        self.note(by)
-
     def moved(self, before: str, holder: str) -> None:
         """Record that ``holder`` has the tokens now, and ``before`` the copy."""
-        if self.before:
-            self.passed_on.add(self.before)
-        self.passed_on -= {before, holder}
         self.before, self.holder = before, holder
         self.note(before, holder)
 
@@ -114,10 +104,6 @@ class HeldRequest(msgspec.Struct, eq=False):
     number: int = 0
     """Rank among the requests of a machine: the oldest has the lowest."""
     owner: str = ""
-    account: str = ""
-    """Name whose share of the credits it uses."""
-    relay: str = ""
-    """Peer that sent it, unless that is its source or it was on its way home."""
     is_copy: bool = False
     """Whether it counts as a copy, not as work; see ``Credits``."""
     downstream: str = ""
@@ -127,18 +113,10 @@ class HeldRequest(msgspec.Struct, eq=False):
     """Time of the next check in the current stage; set only by ``Timers``."""
     timer_at: float = INFINITY
     """Time of its earliest entry in ``Timers``."""
-    ran_at: float = 0.0
-    """Time at which the next holder accepted it or last reported another block."""
     hop_at: float = INFINITY
     """Deadline for progress of the next holder."""
-    keep_until: float = INFINITY
-    """Deadline for another block of the next holder, unless PROGRESS extends it."""
-    keep_end: float = INFINITY
-    """Deadline of the next holder, whatever it reports."""
-    counts_until: float = 0.0
-    """Time until which PROGRESS of the next holder counts without another block."""
-    most_done: int = 0
-    """Number of blocks that have run, as reported by the next holder."""
+    sent_at: float = 0.0
+    """Time of the latest transfer to a next holder."""
     waiting_since: float | None = None
     """Start of the current wait for a credit or a process."""
     waits_for: tuple[str, ...] = ()
@@ -161,15 +139,8 @@ class HeldRequest(msgspec.Struct, eq=False):
     open_track: OpenTrack | None = None
     """Track that these tokens belong to, while a wave of this process is open."""
     trail: Trail | None = None
-    way_out: str = ""
-    """In its source: process that returned it from a holder out of the source's reach."""
     story: deque[tuple[float, Stage, Stage, str]] = msgspec.field(default_factory=lambda: deque(maxlen=STORY))
     """Latest transitions: time, from, to, reason."""
-
-    @property
-    def passes_through(self) -> bool:
-        """Whether it came on its way home, so that no block has to run here."""
-        return self.upstream is not None and not self.relay and self.upstream != self.owner
 
     @property
     def request(self) -> RequestId:

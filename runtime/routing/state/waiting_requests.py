@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 
-_ACCOUNT = operator.attrgetter("account")
+_OWNER = operator.attrgetter("owner")
 
 
 class WaitingRequests:
@@ -26,7 +26,7 @@ class WaitingRequests:
         """Requests that any change of a neighbor may concern."""
         self._turns = itertools.count(1)
         self._last_turn: dict[str, int] = {}
-        """Latest turn of each account whose requests waited for a credit."""
+        """Latest turn of each source whose requests waited for a credit."""
 
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
@@ -70,8 +70,8 @@ class WaitingRequests:
     def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
         """Take a neighbor out of :attr:`may_have_room`, and decide requests that wait for it.
 
-        Decide at most as many as the neighbor has ``room`` for. Accounts take turns, so that none can make the others
-        wait; within an account, the longest wait comes first.
+        Decide at most as many as the neighbor has ``room`` for. Sources take turns, so that none can make the others
+        wait; within a source, the longest wait comes first.
         """
         name, _ = self.may_have_room.popitem()
         passed: set[int] = set()  # numbers of those that were decided and still wait for it
@@ -82,19 +82,19 @@ class WaitingRequests:
                     if name in request.waits_for:
                         passed.add(request.number)
                     else:
-                        self._last_turn[request.account] = next(self._turns)
+                        self._last_turn[request.owner] = next(self._turns)
 
     def _first(self, name: str, passed: set[int], most: int) -> list[HeldRequest]:
         """Return at most ``most`` requests that wait for the credit of a neighbor, without those that ``passed``."""
         if most <= 0:
             return []
         waiting = [request for number, request in self._for_credit.get(name, {}).items() if number not in passed]
-        if len(set(map(_ACCOUNT, waiting))) > 1:
+        if len(set(map(_OWNER, waiting))) > 1:
             ranks, counts = {}, Counter[str]()
             for request in waiting:
-                ranks[request.number] = counts[request.account]
-                counts[request.account] += 1
-            waiting.sort(key=lambda one: (ranks[one.number], self._last_turn.get(one.account, 0)))
+                ranks[request.number] = counts[request.owner]
+                counts[request.owner] += 1
+            waiting.sort(key=lambda one: (ranks[one.number], self._last_turn.get(one.owner, 0)))
         return waiting[:most]
 
     def _remove_from(self, name: str, request: HeldRequest) -> None:

@@ -140,7 +140,7 @@ def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
             peers.set_faults(name, Faults())
         answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]
     for name in peers.bundles:
-        assert "its source went away" in peers.log_path(name).read_text()
+        assert "no way home" in peers.log_path(name).read_text()
     assert_replays(tiny_bundle, images(20), answers)
 
 

@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ls_edge.core.errors import UsageError
-from ls_edge.core.records import Suspect
 from ls_edge.data.datasets import open_data
-from tests.faults.course import COURSE_LIES, KINDS, LIE_TEXTS, plan
-from tests.faults.lies import LIES
+from tests.faults.course import KINDS, plan
 from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
 ROOT = Path(__file__).parents[3]
@@ -26,22 +23,9 @@ def test_a_plan_is_the_same_for_the_same_seed_and_has_every_kind(seed):
     times = [fault.at_s for fault in faults]
     assert times == sorted(times)
     assert 0 < times[0] < times[-1] < 25
-    assert {fault.peer for fault in faults if fault.kind != "liar"} <= set(PEERS)
+    assert {fault.peer for fault in faults} <= set(PEERS)
     assert {fault.lasts_s for fault in faults if fault.kind == "pause"} == {15.0}
     assert all(fault.lasts_s > 0 for fault in faults)
-    assert all((fault.lie in COURSE_LIES) == (fault.kind == "liar") for fault in faults)
-
-
-def test_a_plan_has_every_lie_before_one_repeats():
-    faults = plan(3, len(COURSE_LIES), 60.0, PEERS, ("liar",))
-    assert sorted(fault.lie for fault in faults) == sorted(COURSE_LIES)
-    assert {LIES[fault.lie].role for fault in faults if fault.peer == "mallory"} == {"peer"}
-    assert {fault.lie for fault in plan(3, 5, 60.0, PEERS, ("liar",), ("busy", "wrong"))} == {"busy", "wrong"}
-
-
-def test_every_lie_has_an_explanation():
-    assert set(LIES) == set(LIE_TEXTS)
-    assert set(COURSE_LIES) == set(LIES) - {"blames", "poisons"}
 
 
 def test_a_plan_without_a_kind_has_all_others():
@@ -53,9 +37,7 @@ def test_a_plan_without_a_kind_has_all_others():
 @pytest.mark.release
 def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tmp_path):
     seen, answers = [], []
-    settings = ChaosSettings(
-        seed=1, requests=150, faults=len(KINDS), seconds=8.0, lies=("unreachable",), keys=zmq.has("curve")
-    )
+    settings = ChaosSettings(seed=1, requests=150, faults=len(KINDS), seconds=8.0, keys=zmq.has("curve"))
     images = open_data("digits", "eval")
     result = run_chaos(tiny_bundle, other_bundle, images, tmp_path, settings, seen.append, lambda: answers.append(1))
     assert result.holds, result
@@ -70,36 +52,14 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
 @pytest.mark.release
 def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     """The first and the last block have a fixed place, and peers of ``tiny_bundle`` serve other bands."""
-    kinds = ("kill", "stop", "hang", "all_gone", "other_bundle", "liar")
+    kinds = ("kill", "stop", "hang", "all_gone", "other_bundle")
     settings = ChaosSettings(
         seed=4, requests=100, faults=len(kinds), seconds=6.0, policy="parallel", block_ms=2.0, kinds=kinds,
-        lies=("bands",),
     )  # fmt: skip
     result = run_chaos(banded_bundle, tiny_bundle, open_data("digits", "eval"), tmp_path, settings)
     assert result.holds, result
     assert (result.answered, result.degraded, result.not_replayed) == (100, 0, 0)
     assert {fault.kind for fault in result.faults} == set(kinds)
-    assert set(result.liar_was_given) == {"bands"}
-
-
-@pytest.mark.release
-def test_a_lie_about_bands_needs_several_bands(tiny_bundle, tmp_path):
-    with pytest.raises(UsageError, match="has one band, so nothing is out of bands"):
-        run_chaos(
-            tiny_bundle, None, open_data("digits", "eval"), tmp_path, ChaosSettings(kinds=("liar",), lies=("bands",))
-        )
-
-
-@pytest.mark.release
-def test_wrong_tokens_are_counted_separately_and_their_sender_is_named(tiny_bundle, tmp_path):
-    images = open_data("digits", "eval")
-    settings = ChaosSettings(seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",), lies=("wrong",))
-    result = run_chaos(tiny_bundle, None, images, tmp_path, settings)
-    assert result.holds, result
-    assert (result.answered, result.not_replayed) == (80, 0)
-    assert result.spoiled > 0
-    assert result.suspects["mallory"].wrong > 0
-    assert result.liar_was_given["wrong"] > 0
 
 
 def document(**changes):
@@ -113,10 +73,7 @@ def document(**changes):
 
 def test_a_result_holds_without_losses_and_errors():
     assert document().holds
-    found = {"mallory": Suspect(1)}
-    assert document(spoiled=2, suspects=found).holds
     for wrong in (
         {"lost": 1}, {"failed": {"Overloaded": 1}}, {"twice": 1}, {"not_replayed": 1}, {"ended": ["anna"]},
-        {"spoiled": 1}, {"spoiled": 1, "suspects": {**found, "anna": Suspect(2)}},
     ):  # fmt: skip
         assert not document(**wrong).holds

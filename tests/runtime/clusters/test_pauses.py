@@ -23,7 +23,7 @@ def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(start_peers
     """Every request outlives the pause, and the peer serves short budgets soon afterwards.
 
     This does not show that a long call counts little in the usual time of one: the calls after it, and that most of a
-    budget is always tried, would do as well; the test of a "black hole" in ``test_claims.py`` shows that.
+    budget is always tried, would do as well; the test of a "black hole" in ``test_machine.py`` shows that.
     """
     peers = start_peers({"a": range(6)})
     peers.set_faults("a", Faults(least_ms=20.0))

@@ -8,6 +8,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
+from ls_edge.runtime.routing.state.hop import HopLimit
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
@@ -19,7 +20,9 @@ from tests.faults.engines import Faults, inject, write
 def hanging(tiny_bundle, write_peers, serve, wait_until, tmp_path):
     """Files of a peer with hanging engines and of its faults; the limits are long, so that no request is given up."""
     file, faults = load_peers(write_peers({"a": range(6)})), tmp_path / "a.faults"
-    peer = serve(inject(Peer(file, "a", Bundle.open(tiny_bundle), PeerSettings(limits=Limits(hop_floor=60.0))), faults))
+    peer = serve(
+        inject(Peer(file, "a", Bundle.open(tiny_bundle), PeerSettings(limits=Limits(hop=HopLimit(floor=60.0)))), faults)
+    )
     wait_until(lambda: peer.machine.rules.warm, what="warm engines")
     write(faults, Faults(hang=True))
     yield file, faults
@@ -45,7 +48,7 @@ def test_a_peer_with_a_hanging_engine_answers_its_neighbors(hanging, tiny_bundle
         return heard
 
     try:
-        with Source(file, bundle, limits=Limits(hop_floor=60.0)) as source:
+        with Source(file, bundle, limits=Limits(hop=HopLimit(floor=60.0))) as source:
             assert source.wait_ready() == ()
             futures = [source.submit(image, budget_ms=60_000) for image in batch]
             wait_until(lambda: any(isinstance(m, State) and m.queue == 3 for m in listen()), what="three requests")

@@ -65,7 +65,6 @@ class Candidate(NamedTuple):
     block_us: int = 0
     link_us: int = 0
     trip_us: int = 0
-    far_blocks: tuple = ()
 
 
 class Driver:

@@ -72,7 +72,7 @@ def some_of_each(bundle):
     state = State(True, False, False, 16, 0, 9, 400, reaches=("a", "laptop"), reach_blocks=ALL)
     plain = [
         hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TRANSFER, 1),
-        Refuse(TRANSFER, "busy"), Progress(TRANSFER, 1), Release(TRANSFER, "b"), Moved(TRANSFER, "b"),
+        Refuse(TRANSFER, "busy"), Progress(TRANSFER), Release(TRANSFER, "b"), Moved(TRANSFER, "b"),
         Cancel((REQUEST,), 1000), Complaint("x"),
     ]  # fmt: skip
     together = framing.join([framing.encode_body(message) for message in (*plain, run, back)])

@@ -2,12 +2,11 @@
 
 import pytest
 
-from ls_edge.core.records import Visit
+from ls_edge.core.records import MICROSECONDS, Visit
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import (
-    MAX_BUDGET_US,
     Accept,
-    Refuse,
+    Cancel,
     Release,
 )
 from ls_edge.runtime.routing.state.events import (
@@ -22,6 +21,7 @@ from ls_edge.runtime.routing.state.events import (
     Warm,
 )
 from ls_edge.runtime.routing.state.held_request import Stage
+from ls_edge.runtime.routing.state.hop import HopLimit
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
@@ -177,7 +177,9 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
 def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.gets("laptop", run_of(transfer(1), budget=60))
-    peer.machine.limits = peer.machine.neighbors.limits = peer.machine.rules.engine.times.limits = Limits(hop_floor=60)
+    peer.machine.limits = peer.machine.neighbors.limits = peer.machine.rules.engine.times.limits = Limits(
+        hop=HopLimit(floor=60)
+    )
     peer(Drain())
     peer.passes(2.1, step=0.05)
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]
@@ -218,13 +220,20 @@ def test_the_result_of_a_canceled_block_is_dropped(peer):
     assert peer.only(Compute).transfers == (transfer(1),)
 
 
-def test_tombstones_are_bounded():
-    peer = new_peer(limits=Limits(tombstones=100))
-    for request in range(1000):
-        peer.hears("laptop", cancel(request, seconds=600))
-    assert len(peer.machine.rules.tombstones.until) <= 101
-    peer.gets("laptop", run_of(transfer(999)))
-    assert peer.sent(Refuse)[0].reason == "canceled"
+def test_tombstones_cost_the_same_however_many_there_are():
+    """They were rebuilt on each event at multiples of 256."""
+    peer = new_peer(limits=Limits(tombstones=1000))
+    for number in range(1024):
+        peer.hears("laptop", Cancel((request_id(number),), 10**8))
+    tombstones = peer.machine.rules.tombstones.until
+    peer.passes(0.05)
+    assert len(tombstones) == 1000
+    for _ in range(10):
+        peer.hears("laptop", Cancel(tuple(map(request_id, range(1000))), 10**8))
+        assert len(tombstones) == 1000
+    peer.passes(101, step=1.0)
+    peer.hears("laptop", Cancel((request_id(0),), 10**8))
+    assert len(tombstones) == 1
 
 
 def test_tombstones_end_with_their_budget():
@@ -236,9 +245,11 @@ def test_tombstones_end_with_their_budget():
     assert len(peer.machine.rules.tombstones.until) == 1
 
 
-def test_requests_of_a_lost_source_are_dropped_after_a_while(peer):
-    peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
+def test_requests_of_a_lost_source_are_dropped_when_they_find_no_way_home(peer):
+    peer.gets("laptop", run_of(budget=60))
     peer(NeighborDown("laptop", "killed"))
+    for _ in range(2):
+        peer.computes_next()
     peer.passes(0.9)
     assert len(peer.machine.held) == 1
     peer.passes(0.2)
@@ -253,14 +264,13 @@ def test_the_work_of_processes_removed_from_the_file_ends_immediately_whatever_i
     peer.meets(alias, role="source")
     peer.gets(alias, run_of(transfer(0), source=alias))
     peer.gets("m", run_of(transfer(1), source=alias, remaining=(2, 3), waves=BY_X))
-    peer.gets("m", run_of(transfer(2), source="nobody"))
     peer.gets("b", run_of(transfer(3), source="far"))
     peer.gets("laptop", run_of(transfer(4)))
     stages = {request.stage for request in peer.machine.held.values()}
     assert {Stage.QUEUED, Stage.RUNNING, Stage.OFFERED} <= stages
-    peer(Removed(frozenset({"guest", "m"})))
+    peer(Removed(frozenset({"guest"})))
     assert peer.machine.held.keys() == {transfer(3), transfer(4)}
-    assert [one.transfer for one in peer.sent(Release, "m")] == [transfer(1), transfer(2)]
+    assert [one.transfer for one in peer.sent(Release, "m")] == [transfer(1)]
 
 
 def test_but_not_while_a_neighbor_reaches_it(peer):
@@ -294,4 +304,4 @@ def test_the_state_of_a_slow_peer_with_a_very_long_queue_can_be_read():
     for number in range(1000):
         a.gets("laptop", run_of(transfer(number), budget=600.0))
     (state,) = framing.decode(framing.encode(a.machine.rules.state("laptop")))
-    assert state.wait_us == MAX_BUDGET_US
+    assert state.wait_us == MICROSECONDS - 1

@@ -1,17 +1,13 @@
 """Bands in routing: what may run next, for every policy; what happens to blocks that nobody holds any more."""
 
 import random
-import re
 
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import simulate_placement
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
@@ -20,12 +16,8 @@ from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
 from ls_edge.runtime.routing.policies.wave_planner import plan_wave
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
-from ls_edge.runtime.routing.state.events import Arrived, Complete, Fail, Forward, NoteKind
+from ls_edge.runtime.routing.state.events import Arrived, Complete, Fail, Forward
 from ls_edge.runtime.routing.state.limits import Limits
-from ls_edge.runtime.simulator.simulation import SOURCE
-from ls_edge.runtime.transport.admission import Admission
-from tests.faults.liar import Liar
-from tests.faults.lies import LIES
 from tests.faults.simulation import FaultySimulation
 from tests.runtime.routing.driver import Candidate, Driver, run_of, submits
 
@@ -210,65 +202,6 @@ def source_with(bands, **peers):
     for name, blocks in peers.items():
         source.meets(name, blocks)
     return source
-
-
-@pytest.mark.parametrize(
-    ("waves", "remaining"),
-    [
-        (((((1, "a"), (0, "a"), (2, "a"), (3, "a")),),), ()),
-        (((((1, "a"),),),), (0, 2, 3)),
-        (((((0, "a"),),), (((1, "a"), (3, "a"), (2, "a")),)), ()),
-    ],
-)
-def test_an_order_outside_the_bands_is_no_answer(waves, remaining):
-    source = source_with(Bands.from_json("0/1-2/3"), a=range(4), b=range(4))
-    submits(source)
-    sent = source.sent(Forward)[0]
-    source.hears(sent.to, Accept(sent.transfer, 5))
-    lie = run_of(sent.transfer._replace(hop=2), remaining=remaining, waves=waves, returning="done")
-    source(Arrived(sent.to, lie, ()))
-    assert not any(isinstance(one, Complete) for one in source.said)
-    assert NoteKind.REJECTED in source.notes()
-    (rejection,) = source.machine.rules.rejected.values()
-    assert "band [" in rejection.why
-
-
-@pytest.mark.parametrize("policy", ["nearest", "fastest", "random", "sequential", "parallel"])
-def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, banded_bundle, write_peers):
-    bundle = Bundle.open(banded_bundle)
-    placement = {name: range(bundle.num_blocks) for name in ("a", "b", "liar")}
-    peers, tokens = load_peers(write_peers(placement)), bundle.manifest.tokens
-    admission = {
-        name: Admission(name, role, peers, bundle.manifest, strict_bundle=False)
-        for name, role in ((SOURCE, "source"), *((name, "peer") for name in placement))
-    }
-
-    def check_run(to, run, sender):
-        admission[to].check_run(msgspec.structs.replace(run, count=tokens.count, dim=tokens.dim), sender)
-
-    sim = FaultySimulation(placement, blocks=bundle.num_blocks, bands=bundle.bands, seed=3, check_run=check_run)
-    liar = sim.processes["liar"].machine = Liar(
-        "liar", placement["liar"], bundle.num_blocks, LIES["bands"], lambda *_: None, (), bands=bundle.bands
-    )
-    sim.run(0.3)
-    requests = []
-    for _ in range(12):
-        requests.append(sim.submit(policy=policy, budget=10.0))
-        sim.run(0.1)
-    sim.settle()
-    assert liar.given
-    for request in requests:
-        answer = outcome_of(sim, request)
-        assert isinstance(answer, Complete), answer
-        assert answer.tokens == tuple(way(answer))
-        assert sorted(way(answer)) == list(range(bundle.num_blocks))
-        assert not bundle.bands.fault(answer.itinerary.arrangement)
-        assert {holder for wave in answer.itinerary.waves for track in wave for _, holder in track} <= {"a", "b"}
-    assert sim.source.rules.rejected["liar"].count > 0
-    assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rules.rejected["liar"].why
-    assert {(to, sender) for to, sender, _ in sim.dropped} == {("a", "liar"), ("b", "liar")}
-    for _, _, why in sim.dropped:
-        assert re.search(r"in which block \d of band .* remains behind band|more than one band", why), why
 
 
 def test_tokens_from_before_a_skip_are_still_good():

@@ -151,11 +151,12 @@ def test_whatever_is_chosen_can_be_done(policy):
             holder = by_name[choice.holder]
             assert holder.credits > 0
             assert wanted & (holder.reach_blocks if choice.relay else holder.blocks)
-            assert not choice.relay or (choice.holder not in itinerary.relays and not itinerary.via_source)
+            assert not choice.relay or not (itinerary.relays or itinerary.via_source)
         else:
             assert not wanted & mine.blocks or isinstance(choice, Wait)
-            relays = [c for c in others if wanted & c.reach_blocks and c.name not in itinerary.relays]
-            holders = [c for c in others if wanted & c.blocks] or ([] if itinerary.via_source else relays)
+            relays = [c for c in others if wanted & c.reach_blocks]
+            closed = itinerary.via_source or itinerary.relays
+            holders = [c for c in others if wanted & c.blocks] or ([] if closed else relays)
             assert isinstance(choice, ReturnReason) or (patient and holders)
             assert choice != CREDIT or (holders and not any(c.credits for c in holders))
             assert choice != UNREACHABLE or not holders

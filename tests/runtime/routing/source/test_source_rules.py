@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ls_edge.core.errors import BudgetExceeded, Overloaded
+from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import (
     MAX_CANCELED,
@@ -18,6 +18,7 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import (
     Abandon,
+    Arrived,
     Complete,
     Fail,
     Forward,
@@ -138,24 +139,15 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
 
 
 def test_no_news_for_too_long_starts_a_new_branch(source):
-    run = away(source, wait_us=60_000_000)
-    source.passes(0.9)
+    """The first half of the remaining budget is for the holder, the other one for the next attempt."""
+    run = away(source)
+    source.passes(29.0, step=0.5)
     assert not source.sent(Forward)
     source.hears("c", Moved(run.transfer, "b"))
-    source.passes(0.5)
-    source.hears("c", Moved(run.transfer, "b"))  # no news
-    source.passes(0.4)
+    source.passes(15.0, step=0.5)
     assert not source.sent(Forward)
-    source.passes(0.2)
-    assert len(source.sent(Forward)) == 1
-
-
-def test_an_idle_holder_has_as_long_as_for_a_hop(source):
-    away(source)
-    source.passes(Limits().hop_floor)
-    assert not source.sent(Forward)
-    source.passes(0.1)
-    assert len(source.sent(Forward)) == 1
+    source.passes(1.0, step=0.5)
+    assert source.sent(Forward)
 
 
 def test_moved_that_overtakes_release_counts_as_one(source):
@@ -230,7 +222,7 @@ def test_a_cancel_at_the_end_of_a_budget_lasts_until_late_tokens_have_come(sourc
     submits(source, budget=0.5)
     source.passes(0.6)
     (cancel,) = source.sent(Cancel, "a")
-    assert cancel.budget_us >= source.machine.limits.away_floor * 1e6
+    assert cancel.budget_us >= source.machine.limits.hop.away * 1e6
 
 
 def test_abandoned_requests_are_canceled_and_give_no_outcome(source):
@@ -265,3 +257,72 @@ def test_requests_wait_for_the_credits_of_a_holder_that_comes_later(source):
     source.hears_state("b", credit=1)
     (run,) = source.sent(Forward)
     assert run.to == "b"
+
+
+# Tokens that come home.
+
+
+@pytest.fixture
+def between_two(source):
+    """The source with the peers ``a`` and ``b``, each with all blocks."""
+    for name in ("a", "b"):
+        source.meets(name, range(4))
+    return source
+
+
+def given(source):
+    """Submit a request that goes to ``a``; its first RUN."""
+    source.hears_state("b", wait_us=10**6)
+    submits(source)
+    (run,) = source.sent(Forward, "a")
+    source.hears("a", Accept(run.transfer, 8))
+    return run
+
+
+def test_tokens_that_were_not_asked_for_are_counted_and_dropped(between_two):
+    source = between_two
+    run = given(source)
+    for transfer, waves in ((TransferId(b"f" * 16, 0, 1), ALL_BY_A), (run.transfer, ((((7, "a"),),),))):
+        source.gets("b", run_of(transfer, remaining=(), returning="done", waves=waves))
+        assert not [one for one in source.said if isinstance(one, Complete)]
+    assert {name: one.count for name, one in source.machine.rules.rejected.items()} == {"b": 2}
+    source.gets("a", run_of(run.transfer, remaining=(), returning="done", waves=ALL_BY_A))
+    assert source.only(Complete).request == 0
+
+
+def test_unchanged_returned_tokens_do_not_replace_the_sent_ones(between_two):
+    source = between_two
+    submits(source, tokens=("mine",))
+    (run,) = source.sent(Forward, "a")
+    source.gets("a", run_of(run.transfer, returning="unreachable"), ("other",))
+    assert [s.tokens for s in source.said if isinstance(s, Forward)] == [("mine",)]
+
+
+def test_an_answer_says_whose_hands_it_went_through_whatever_they_say(between_two):
+    source = between_two
+    run = given(source)
+    source.hears("b", Moved(run.transfer._replace(hop=2), "far"))
+    source.gets("b", run_of(run.transfer, returning="done", remaining=(), waves=ALL_BY_A))
+    assert source.only(Complete).seen_holders == ("a", "far", "b")
+
+
+def test_not_finite_from_two_holders_ends_the_request_and_names_them(between_two):
+    source = between_two
+    run = given(source)
+    source.gets("a", run_of(run.transfer, returning="not finite"))
+    (again,) = source.sent(Forward, "b")
+    source.hears("b", Accept(again.transfer, 8))
+    source(Arrived("b", run_of(again.transfer, returning="done", remaining=(), waves=ALL_BY_A), (), finite=False))
+    fail = source.only(Fail)
+    assert isinstance(fail.error, NotFinite)
+    assert "a, b" in str(fail.error)
+    assert not source.machine.rules.requests
+
+
+def test_not_finite_from_the_only_holder_ends_the_request_at_once():
+    source = Driver(source_machine("laptop", limits=Limits(), rng=random.Random(0)))
+    source.meets("a", range(4))
+    submits(source)
+    (run,) = source.sent(Forward)
+    source.gets("a", run_of(run.transfer, returning="not finite"))
+    assert isinstance(source.only(Fail).error, NotFinite)

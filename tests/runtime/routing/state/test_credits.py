@@ -10,18 +10,16 @@ from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
 LIMITS = Limits(credits=8, custody=16)
 
 
-def held(upstream, owner, account=None, relay=""):
+def held(owner, returning=""):
     run = run_of(source=owner)
-    return HeldRequest(
-        run.transfer, run.itinerary, (), 10.0, upstream, 0.0, owner=owner, account=account or owner, relay=relay
-    )
+    return HeldRequest(run.transfer, run.itinerary, (), 10.0, "x", 0.0, owner=owner, returning=returning)
 
 
 def holding(*requests):
     """Credits of a peer at which these requests wait."""
     found = Credits(LIMITS)
     for request in requests:
-        found.count(request, int(request.passes_through), 1)
+        found.count(request, int(bool(request.returning)), 1)
     return found
 
 
@@ -40,7 +38,7 @@ def goes_through(counts, request, *stages):
 
 def test_a_request_works_until_it_is_offered_and_is_a_copy_from_then_on():
     work = (Stage.WAITING, Stage.QUEUED, Stage.RUNNING, Stage.WAITING)
-    counts, request = Credits(LIMITS), held("laptop", "laptop")
+    counts, request = Credits(LIMITS), held("laptop")
     assert goes_through(counts, request, *work) == [(0, 1)] * 4
     assert goes_through(counts, request, Stage.OFFERED, Stage.CUSTODY) == [(1, 0)] * 2
     assert goes_through(counts, request, Stage.ENDED) == [(0, 0)]
@@ -48,7 +46,7 @@ def test_a_request_works_until_it_is_offered_and_is_a_copy_from_then_on():
 
 
 def test_a_refused_offer_does_not_take_back_the_credit_that_it_freed():
-    counts, request = Credits(LIMITS), held("laptop", "laptop")
+    counts, request = Credits(LIMITS), held("laptop")
     goes_through(counts, request, Stage.WAITING, Stage.OFFERED)
     assert goes_through(counts, request, Stage.WAITING, Stage.OFFERED, Stage.WAITING) == [(1, 0)] * 3
     assert goes_through(counts, request, Stage.QUEUED, Stage.RUNNING) == [(0, 1)] * 2  # nobody else could run it
@@ -56,56 +54,32 @@ def test_a_refused_offer_does_not_take_back_the_credit_that_it_freed():
 
 
 def test_counts_return_to_zero_with_the_last_request():
-    requests = [held("laptop", "laptop"), held("b", "laptop", relay="b"), held("b", "phone", account="b", relay="b")]
+    requests = [held("laptop"), held("laptop"), held("phone")]
     counts = holding(*requests)
     assert (counts.working, counts.copies, counts.total) == (3, 0, LIMITS.credits - 3)
-    assert (counts.working_from_owner, counts.held_from_owner) == (1, 1)
-    assert (counts.working_of, counts.held_from) == ({"laptop": 2, "b": 1}, {"b": 2})
+    assert counts.working_of == {"laptop": 2, "phone": 1}
     for request in requests:
         counts.count(request, 0, -1)
     assert counts == Credits(LIMITS)
 
 
 def test_tokens_on_their_way_home_are_copies_and_take_no_credit():
-    counts = holding(held("b", "laptop"))
+    counts = holding(held("laptop", "done"))
     assert (counts.working, counts.copies, counts.total) == (0, 1, min(LIMITS.credits, LIMITS.custody - 1))
 
 
-def test_accounts_share_the_credits_equally():
-    counts = holding(*[held("laptop", "laptop")] * 3)
-    assert counts.room("laptop") == LIMITS.credits - 3
-    assert counts.room("phone") == LIMITS.credits // 2
-    counts.count(held("phone", "phone"), 0, 1)
-    assert (counts.room("laptop"), counts.room("phone")) == (1, 3)
-
-
-def test_a_source_may_not_use_what_is_reserved_for_peers_and_a_relay_may():
-    counts = holding(*[held("x", "laptop", relay="x")] * (LIMITS.credits - LIMITS.reserved))
-    counts.let_in("phone", 0.0)
+def test_a_source_may_not_use_what_is_reserved_for_peers_and_has_a_minimum():
+    counts = holding(*[held("laptop")] * (LIMITS.credits - LIMITS.reserved))
     assert counts.total == LIMITS.reserved
-    assert counts.of_source("phone", 0.0) == LIMITS.guaranteed
-    assert counts.of_relay("y") == LIMITS.reserved
+    assert (counts.of_source("laptop"), counts.of_source("phone")) == (0, LIMITS.guaranteed)
 
 
-def test_a_relay_is_served_even_if_another_one_has_all_credits():
-    counts = holding(*[held("x", "laptop", relay="x")] * LIMITS.credits)
-    assert (counts.of_relay("x"), counts.of_relay("y")) == (0, LIMITS.guaranteed)
-
-
-def test_a_source_in_whose_name_others_work_is_let_in_once_in_a_while():
-    counts = holding(*[held("liar", "laptop", relay="liar")] * LIMITS.credits)
-    assert counts.guaranteed("laptop", 5.0) == 1
-    counts.let_in("laptop.0123abcd", 5.0)  # aliases are one source
-    assert counts.guaranteed("laptop", 5.0 + LIMITS.starved * 0.9) == 0
-    assert counts.guaranteed("laptop", 5.0 + LIMITS.starved) == 1
-    counts.let_in("laptop", 6.0)
-    counts.forget("laptop")
-    assert counts.guaranteed("laptop", 6.0) == 1
-
-
-def test_direct_transfers_are_bounded_regardless_of_guarantees():
-    counts = holding(*[held(f"s{number}", f"s{number}") for number in range(LIMITS.credits)])
-    assert counts.guaranteed("new", 0.0) == 0
+def test_minimums_and_the_way_home_have_bounds():
+    counts = holding(*[held(f"s{number}") for number in range(2 * LIMITS.credits + LIMITS.custody)])
+    assert (counts.of_source("new"), counts.lets_through) == (0, True)
+    for _ in range(LIMITS.custody):
+        counts.count(held("s0", "done"), 1, 1)
+    assert not counts.lets_through
 
 
 def test_credits_count_what_is_held_and_custody_apart():

@@ -78,7 +78,7 @@ def test_the_tables_of_a_role_have_every_stage_and_event():
     assert set(get_args(Event)) <= peer.handlers.keys() | source.handlers.keys()
 
 
-@pytest.mark.parametrize("count", ["copies", "working", "working_from_owner"])
+@pytest.mark.parametrize("count", ["copies", "working"])
 def test_books_that_do_not_agree_are_found(count):
     peer = new_peer()
     peer.gets("laptop", run_of())

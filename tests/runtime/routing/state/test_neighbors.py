@@ -1,17 +1,18 @@
 """Measurements and pauses of a neighbor, as numbers: routing depends on them."""
 
+import msgspec
 import pytest
 
 from ls_edge.runtime.protocol.messages import Hello, State
-from ls_edge.runtime.routing.claims import MOST_BLOCK_US, MOST_WAIT_US, believable
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.neighbors import Neighbors
+from ls_edge.runtime.routing.state.pause import PauseReason
 
 
 def neighbor(at=0.0, **state):
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
     n = Neighbors("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
-    n.reported(believable(State(**(base | state))), at)
+    n.reported(State(**(base | state)), at)
     return n
 
 
@@ -38,48 +39,52 @@ def test_transfers_on_their_way_to_it_come_first():
     n = neighbor(wait_us=5000, block_us=2000)
     n.offers = 3
     assert at(n, 0.0).wait_us == 5000 + 3 * 2000
-    n.usual_link_us, n.link_at = 7000.0, 0.0
+    n.link.usual_us = 7000.0
     assert at(n, 0.0).wait_us == 5000 + 3 * 2000  # as it was measured for this moment already
     assert at(n, 0.001).wait_us == 4000 + 3 * 7000
 
 
-def test_one_under_suspicion_that_is_silent_counts_as_busier_by_each_second():
+def test_one_that_is_silent_counts_as_busier_by_each_second():
     n = neighbor(at=1.0)
-    at(n, 5.0).suspect()
+    at(n, 5.0).hold_off(PauseReason.SILENT)
     assert at(n, 7.0).wait_us == 2_000_000
     n.all.update("b", n.state)
     assert n.wait_us == 0
 
 
-def test_announced_times_count_within_bounds():
-    n = neighbor(wait_us=2**32 - 1, block_us=2**32 - 1)
-    assert n.wait_us == MOST_WAIT_US
-    n.offers = 1
-    assert n.wait_us == MOST_WAIT_US + MOST_BLOCK_US
-
-
-def test_a_pause_doubles_to_its_limit_and_ends_with_progress():
+@pytest.mark.parametrize(
+    ("reason", "seconds"),
+    [
+        (PauseReason.SILENT, [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]),
+        (PauseReason.UNWILLING, [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.0]),
+        (PauseReason.UNABLE, [0.02, 0.04, 0.08, 0.1, 0.1, 0.1, 0.1]),
+    ],
+)
+def test_a_pause_doubles_to_its_limit_and_ends_with_progress(reason, seconds):
     n = at(neighbor(), 100.0)
-    pauses = []
-    for _ in range(9):
-        n.back_off()
-        pauses.append(round(n.backoff_until - 100.0, 3))
-    assert pauses == [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.0, 2.0, 2.0]
-    assert at(n, 101.9).credits == 0
-    assert at(n, 102.0).credits > 0
-    n.reset_back_off()
-    assert at(n, 100.0).credits > 0
-    at(n, 200.0).back_off()
-    assert n.backoff_until == pytest.approx(200.04)
+    assert [round(n.hold_off(reason) - 100.0, 3) for _ in seconds] == seconds
+    assert at(n, 100.0 + seconds[-1] - 0.01).credits == 0
+    assert n.available == (reason is not PauseReason.SILENT)
+    assert at(n, 100.0 + seconds[-1] + 0.01).credits > 0
+    n.has_worked()
+    assert n.hold_off(reason) == pytest.approx(n.all.now + seconds[0])
 
 
-def test_a_state_ends_a_refusal_and_no_pause():
+@pytest.mark.parametrize(
+    ("reason", "calls", "ends"),
+    [("SILENT", 0, False), ("SILENT", 1, True), ("UNWILLING", 1, False), ("UNABLE", 0, True)],
+)
+def test_a_state_ends_a_pause_whose_reason_has_gone(reason, calls, ends):
     n = at(neighbor(), 1.0)
-    n.refused_until = 5.0
-    n.back_off()
-    n.all.update("b", n.state)
-    assert (n.refused_until, n.backoffs) == (0.0, 1)
-    assert n.credits == 0
+    n.hold_off(PauseReason[reason])
+    n.all.update("b", msgspec.structs.replace(n.state, calls=calls))
+    assert (n.credits > 0) == ends
+
+
+def test_a_shorter_pause_for_another_reason_changes_nothing():
+    n = at(neighbor(), 1.0)
+    assert n.hold_off(PauseReason.SILENT) == n.hold_off(PauseReason.UNABLE) == 1.3
+    assert not n.available
 
 
 @pytest.mark.parametrize(("link_us", "offers"), [(10_000, 10), (60_000, 2), (400_000, 2), (600_000, 1)])
