@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ls_edge.api.cluster import Cluster
     from ls_edge.api.evaluation import EvaluationResult, evaluate
     from ls_edge.api.publishing import Published, publish
-    from ls_edge.api.simulation import SimulationResult, SweepResult, simulate
+    from ls_edge.api.simulation import SimulationResult, simulate
     from ls_edge.api.training import train
     from ls_edge.core.arrangement import Arrangement
     from ls_edge.core.bundle import Bundle
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "analyze", "evaluate", "export", "frames", "publish", "simulate", "train",
     "AnalysisResult", "Answer", "Arrangement", "Bundle", "Cluster", "EvaluationResult", "ExportResult", "Peer",
-    "Published", "SimulationResult", "Source", "SweepResult", "TrainingResult",
+    "Published", "SimulationResult", "Source", "TrainingResult",
     "AddressMissing", "BudgetExceeded", "BundleError", "ConfigError", "DataError", "DeviceLost", "DigestMismatch",
     "EngineError", "ImageRejected", "LinkError", "LsEdgeError", "ModelError", "ModelMismatch", "NotFinite",
     "Overloaded", "RequestError", "RunError", "SchemaMismatch", "SourceClosed", "TrainingStopped", "UsageError",
@@ -73,7 +73,6 @@ _MODULES = {
     "Published": "ls_edge.api.publishing",
     "SimulationResult": "ls_edge.api.simulation",
     "Source": "ls_edge.runtime.source.source",
-    "SweepResult": "ls_edge.api.simulation",
     "TrainingResult": "ls_edge.training.progress",
     "analyze": "ls_edge.api.analysis",
     "evaluate": "ls_edge.api.evaluation",

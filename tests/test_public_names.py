@@ -9,7 +9,7 @@ import ls_edge
 from ls_edge.core import errors
 
 RESULTS = {
-    "AnalysisResult", "Answer", "EvaluationResult", "ExportResult", "Published", "SimulationResult", "SweepResult",
+    "AnalysisResult", "Answer", "EvaluationResult", "ExportResult", "Published", "SimulationResult",
     "TrainingResult",
 }  # fmt: skip
 NAMES = {"Arrangement", "Bundle", "Cluster", "Peer", "Source", *RESULTS}

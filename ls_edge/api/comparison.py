@@ -234,7 +234,7 @@ def _plan(document: PlanDocument, name: str) -> list[ComparedDocument]:
         row,
         name=f"{name}: alone",
         kind="plan, alone",
-        about=f"{single.device} alone",
+        about=f"{next(iter(single.placement))} alone",
         latency_ms=single.latency_ms,
         throughput=single.throughput,
         energy_mj=single.energy_mj,

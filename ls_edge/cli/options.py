@@ -226,19 +226,6 @@ def secret_key(help_text: str = "NAME.key_secret, if peers.yaml has keys.") -> O
     return path("--secret-key", help_text, envvar="LS_EDGE_SECRET_KEY", show_envvar=True)
 
 
-def share_of(_ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Read ``10%`` or ``0.1``; callback of an option."""
-    if value is None:
-        return None
-    try:
-        share = float(value[:-1]) / 100 if value.endswith("%") else float(value)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise UsageError(f"{param.opts[0]} {value!r} is not a share between 0 and 1; write 10% or 0.1")
-    return share
-
-
 def is_typed(name: str) -> bool:
     """Return whether a parameter was given on the command line, not by the environment or a default."""
     return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE
@@ -278,14 +265,11 @@ PROFILES = apply_options(
         required=True,
     ),
     click.argument("more", nargs=-1, metavar=""),
-    text("--source", "Profile of the source.  [default: the fastest device]", "FILE"),
-    path("--links", "File of 'ls-edge profile --links'."),
-    choice("--codec", ["raw", "fp16", "int8"], "Encoding of tokens.", default="raw"),
+    text("--source", "Profile of the machine with the images.  [default: the fastest device]", "FILE"),
+    path("--run", "Document of 'ls-edge run --json', for the times of the links."),
     number("--mbit", "Megabits per second of links that were not measured.", "MBIT", 0.001, default=1000.0),
-    number("--link-ms", "Latency of links that were not measured.", "MS", default=0.3),
-    flag("--allow-throttled", "Accept profiles of devices that throttled."),
 )
-"""Options of commands that plan from profiles of devices and links."""
+"""Options of commands that plan from profiles of devices."""
 
 SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 

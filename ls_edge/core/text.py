@@ -154,11 +154,6 @@ def show_nines(share: float) -> str:
     return f"{100 * share:.{max(1, 1 - math.floor(math.log10(missing)))}f} %"
 
 
-def show_nines_range(low: float, high: float) -> str:
-    """Return a range of fractions as ``99.63 to 99.86 %``."""
-    return f"{show_nines(low).removesuffix(' %')} to {show_nines(high)}"
-
-
 def show_hours(hours: float) -> str:
     """Return hours as ``12 s``, ``3.5 min``, ``40 h``, or ``1,200 h``."""
     if hours >= 1:

@@ -6,7 +6,7 @@ Times are milliseconds, sizes bytes. Values that could not be measured are null.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -21,12 +21,6 @@ SCHEMA = 1
 
 Duration = Annotated[float, Meta(ge=0)]
 BatchSize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}\Z")]
-
-_Document = TypeVar("_Document", bound=msgspec.Struct)
-
-
-NOISY = 5
-"""Minimum ratio of p95 to p50 for which the times of a link are reported as noisy."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -167,69 +161,15 @@ class DeviceProfile(msgspec.Struct, frozen=True):
         return round(sum(blocks) / len(blocks))
 
 
-class LinkTimes(msgspec.Struct, frozen=True):
-    """Transfer times of tokens from one process to another with one codec."""
-
-    origin: str
-    to: str
-    codec: str
-    bytes: int
-    transfers: int
-    p50_ms: Duration
-    """Time from the end of the previous engine call until the receiver has decoded and checked the tokens."""
-    p95_ms: float
-
-    @property
-    def noise(self) -> str:
-        """Warning if the times vary too much for a plan, otherwise an empty string."""
-        if self.p95_ms < NOISY * self.p50_ms:
-            return ""
-        return (
-            f"{self.origin} to {self.to} as {self.codec} is noisy (p50 {self.p50_ms:g} ms, p95 {self.p95_ms:g} ms): "
-            "results that depend on this link are uncertain; measure it again with more --transfers"
-        )
-
-
-class LinkFit(msgspec.Struct, frozen=True):
-    """Latency and bandwidth between two processes, fitted by the median slope between codecs of different sizes."""
-
-    origin: str
-    to: str
-    latency_ms: float | None
-    """Null if the times of codecs of different sizes do not differ by more than those of a single codec."""
-    mbit_per_s: float | None
-    mbit_per_s_interval: tuple[float, float] | None = None
-    """95 % interval of the bandwidth."""
-
-
-class CallOverhead(msgspec.Struct, frozen=True):
-    """Overhead of an engine call, from the tokens to the next decision, without the engine itself."""
-
-    peer: str
-    p50_ms: float
-    mean_ms: float
-    """Mean, which determines throughput: on a busy machine, a few calls wait for a long time."""
-    p95_ms: float
-    calls: int
-
-
-class LinksDocument(msgspec.Struct, frozen=True):
-    """The document of ``ls-edge profile --links``."""
-
-    schema: int
-    model_id: str
-    source: str
-    """Name of the measuring process in ``peers.yaml``."""
-    transfers: list[LinkTimes]
-    fits: list[LinkFit]
-    missing: list[tuple[str, str, str]]
-    """Pairs of processes that could not be measured, and the reasons."""
-    calls: list[CallOverhead] = []
-
-
 def load_profile(path: str | Path) -> DeviceProfile:
     """Read a ``profile.json``; raise :class:`DataError` if it is invalid."""
-    found = _load(path, DeviceProfile, "ls-edge bench BUNDLE --out FILE")
+    command = "ls-edge bench BUNDLE --out FILE"
+    try:
+        found = decode_json(read_file(Path(path)), DeviceProfile, SCHEMA)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; check the path, or make it with '{command}'") from None
+    except InvalidDocument as error:
+        raise DataError(f"{path}{error}; make it with '{command}'") from None
     if not any(part.part.startswith("block ") for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found
@@ -238,17 +178,3 @@ def load_profile(path: str | Path) -> DeviceProfile:
 def read_profile(raw: bytes) -> DeviceProfile:
     """Decode a profile that a peer sent; raise :class:`InvalidDocument` if it is invalid."""
     return decode_json(raw, DeviceProfile, SCHEMA)
-
-
-def load_links(path: str | Path) -> LinksDocument:
-    """Read a ``links.json``; raise :class:`DataError` if it is invalid."""
-    return _load(path, LinksDocument, "ls-edge profile --links --peers peers.yaml --out FILE")
-
-
-def _load(path: str | Path, type_: type[_Document], command: str) -> _Document:
-    try:
-        return decode_json(read_file(Path(path)), type_, SCHEMA)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; check the path, or make it with '{command}'") from None
-    except InvalidDocument as error:
-        raise DataError(f"{path}{error}; make it with '{command}'") from None

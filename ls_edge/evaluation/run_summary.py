@@ -76,6 +76,8 @@ class PeerSummary(msgspec.Struct, frozen=True):
     blocks_run: int = 0
     lost: int = 0
     engine: str = ""
+    wire_ms_p50: float | None = None
+    """Median time of a hop of the answers that it worked on, which ``ls-edge plan --run`` uses."""
 
 
 class SkipAccuracy(msgspec.Struct, frozen=True):
@@ -264,8 +266,12 @@ def _peers(
     blocks: dict[str, set[int]] = defaultdict(set)
     blocks_run: Counter[str] = Counter()
     engine_us: dict[str, int] = defaultdict(int)
+    hops_us: dict[str, list[float]] = defaultdict(list)
     for record in answers:
-        requests.update(record.holders | {visit.holder for visit in record.visits})
+        visited = {visit.holder for visit in record.visits}
+        requests.update(record.holders | visited)
+        for name in visited:
+            hops_us[name].append(record.hop_us)
         for times in holder_times(record):
             engine_us[times.holder] += times.engine_us
         for block, holder in record.steps:
@@ -288,6 +294,7 @@ def _peers(
             blocks_run=blocks_run[name],
             lost=lost[name],
             engine=known.engine,
+            wire_ms_p50=_median_ms(hops_us[name]),
         )
     return result
 

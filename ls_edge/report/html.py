@@ -36,17 +36,14 @@ from ls_edge.core.text import (
     show,
     show_hours,
     show_ms,
-    show_nines,
-    show_nines_range,
     show_percent,
 )
 from ls_edge.evaluation.run_summary import RunSummary, error_type
-from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome, SweepDocument
+from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
 from ls_edge.report.runs.mistakes import confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.runs.tracks import track_table
-from ls_edge.report.simulation import sweep_answer
 from ls_edge.report.theme import STAGES, STYLE, Chart
 from ls_edge.version import __version__
 
@@ -91,11 +88,6 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
     latency = np.concatenate([outcome.latency_s[outcome.states != FAILED] for outcome in outcomes]) * 1e3
     text = render("simulation.html.j2", title="A simulated fleet", summary=summary, latency=latency, outcomes=outcomes)
     write_output(path, text)
-
-
-def write_sweep(path: str | Path, document: SweepDocument) -> None:
-    """Write the report of a grid of simulated fleets."""
-    write_output(path, render("sweep.html.j2", title="Simulated fleets", document=document))
 
 
 def write_side_by_side(
@@ -187,21 +179,18 @@ def environment() -> Environment:
         "number": show,
         "percent": show_percent,
         "hours": show_hours,
-        "nines": show_nines,
         "short": shorten,
         "counted": counted,
         "ranges": format_ranges,
         "error_type": error_type,
         "tight": _tight,
         "plain": _plain,
-        "sweep_answer": sweep_answer,
     }
     made.globals |= {
         "NOTHING": NOTHING,
         "STAGES": STAGES,
         "MOST_ROWS": MOST_TABLE_ROWS,
         "charts": charts,
-        "nines_range": show_nines_range,
         "confusions": confusions,
         "settings_of": _settings,
         "track_table": track_table,

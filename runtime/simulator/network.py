@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,8 +23,6 @@ class Network:
     _receives_until: dict[str, float] = field(default_factory=dict)
     _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Arrival of the latest payload by sender and receiver, which later messages do not overtake."""
-    carried: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """Total size of payloads, relative to tokens, by sender and receiver."""
 
     def arrival(self, now: float, sender: str, to: str, size: float) -> float:
         """Return the arrival time of a message that is sent now.
@@ -38,7 +35,6 @@ class Network:
             return at
         before = self._arrives_at.get((sender, to), 0.0)
         if size:
-            self.carried[sender, to] += size
             start = max(now, self._sends_until.get(sender, 0.0))
             wires = self.wire.get(sender, 0.0), self.wire.get(to, 0.0)
             self._sends_until[sender] = start + size * wires[0]

@@ -100,7 +100,6 @@ def test_a_plan_replaces_a_file_only_with_overwrite(command, bundle, tmp_path):
         profile,
         "--objective",
         "latency",
-        "--no-simulation",
         "--out",
         out,
     ]

@@ -16,7 +16,6 @@ from ls_edge.core.text import (
     show_hours,
     show_ms,
     show_nines,
-    show_nines_range,
 )
 
 
@@ -60,7 +59,6 @@ def test_shares_near_one_show_two_digits_of_what_is_missing():
     assert [show_nines(share) for share in (0.5, 0.9, 0.9977, 0.999987, 0.999999998, 1.0)] == [
         "50.0 %", "90.0 %", "99.77 %", "99.9987 %", "99.99999980 %", "100 %",
     ]  # fmt: skip
-    assert show_nines_range(0.9963, 1.0) == "99.63 to 100 %"
     assert [show_hours(hours) for hours in (0.001, 0.5, 40)] == ["3.6 s", "30.0 min", "40.0 h"]
 
 

@@ -58,7 +58,7 @@ def test_every_cell_of_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     expected = {
         "any_order": ("<svg", "any-order: vit_digits", "random order"),
         "lose_a_device": ("100 answers, 0 of them", "'alive'"),
-        "plan_a_fleet": ("images", "whole_share"),
+        "plan_a_fleet": ("images", "latency_ms"),
     }
     for words in expected[path.stem]:
         assert words in text, text[:2000]

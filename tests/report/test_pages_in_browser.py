@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,14 +15,11 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.simulation_summary import (
-    Cell,
-    Power,
     SimulationContext,
     SiteOutcome,
-    SweepDocument,
     summarize_simulation,
 )
-from ls_edge.report.html import write_comparison, write_report, write_simulation, write_sweep
+from ls_edge.report.html import write_comparison, write_report, write_simulation
 from tests.browser import Browser, needs_browser
 
 pytestmark = needs_browser
@@ -48,18 +44,14 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     write_analysis(folder / "analysis.html", [found])
     site = SiteOutcome(
         submitted_s=np.arange(30.0), latency_s=np.full(30, 0.5), states=np.arange(30, dtype=np.uint8) % 3,
-        devices=Counter({"<b>": 2}), used=2, seconds=30.0, errors=Counter({"BudgetExceeded": 10}),
-        losses=Counter({"kill": 1}), lost_s={"<b>": 10.0}, up=[(0.0, 2), (10.0, 1), (20.0, 2)],
-        power={"<b>": Power(None, None, None)},
+        devices=Counter({"<b>": 2}), seconds=30.0, errors=Counter({"BudgetExceeded": 10}), losses=1,
+        busy_s={"<b>": 10.0}, up=[(0.0, 2), (10.0, 1), (20.0, 2)],
     )  # fmt: skip
     context = SimulationContext(
-        bundle_id="f" * 64, devices=2, requests=30, sites=1, devices_per_site=2, replicas=2, concurrency=4, rate=1.0,
-        placement={"<b>": (0, 1)}, churn=["up=1m,down=1s"], max_skips=2, assumptions=[],
+        bundle_id="f" * 64, devices=2, requests=30, sites=1, replicas=2, concurrency=4, rate=1.0,
+        placement={"<b>": (0, 1)}, churn="up=1m,down=1s", max_skips=2, assumptions=[],
     )  # fmt: skip
     write_simulation(folder / "fleet.html", summarize_simulation([site], context), [site])
-    whole = summarize_simulation([replace(site, states=np.zeros(30, np.uint8), errors=Counter())], context)
-    cells = [Cell({"replicas": n, "up": up}, whole) for n in ("1", "2") for up in ("1m", "1h")]
-    write_sweep(folder / "sweep.html", SweepDocument({"replicas": ["1", "2"], "up": ["1m", "1h"]}, 1, "", cells))
     return folder
 
 
@@ -91,8 +83,7 @@ CUT_TEXTS = """[...document.querySelectorAll("[data-chart]")].flatMap((place) =>
         ("loss", 390, "light", 8),
         pytest.param("waves", 390, "dark", 8, marks=pytest.mark.release),
         ("analysis", 390, "light", 5),
-        pytest.param("fleet", 390, "light", 2, marks=pytest.mark.release),
-        ("sweep", 390, "dark", 1),
+        ("fleet", 390, "dark", 2),
         pytest.param("compared", 390, "dark", 20, marks=pytest.mark.release),
     ],
 )

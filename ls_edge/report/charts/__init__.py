@@ -33,7 +33,6 @@ from ls_edge.report.charts.specification import (
     with_shared_axis,
     write_svg,
 )
-from ls_edge.report.charts.sweep_chart import missed_by_value
 
 __all__ = [
     "FIRST_LOOK",
@@ -51,7 +50,6 @@ __all__ = [
     "latency_comparison",
     "latency_histogram",
     "latency_over_time",
-    "missed_by_value",
     "outcomes_over_time",
     "request_timelines",
     "served",

@@ -354,6 +354,6 @@ def _up_shares(outcomes: Sequence[SiteOutcome], edges: Floats) -> Floats:
         times = np.array([at for at, _ in outcome.up])
         counts = np.array([count for _, count in outcome.up])
         up += running * counts[np.searchsorted(times, edges[:-1], side="right") - 1]
-        used += running * outcome.used
+        used += running * outcome.devices.total()
     shares: Floats = up / np.maximum(used, 1)
     return shares

@@ -1,4 +1,4 @@
-"""Estimates of a placement by formula: latency, throughput, energy per image, battery life, share of whole answers.
+"""How good a placement is, by formula: latency, throughput, and energy per image.
 
 Let ``t`` be the time of a block (of a single image for latency, else per image of a full batch), ``c`` the time of a
 visit, and ``R(j)`` the number of holders of block ``j``:
@@ -28,7 +28,6 @@ import numpy as np
 
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
-from ls_edge.runtime.fleet.planning.survival import whole_share
 
 ALL_ROUTES = 10
 """Largest number of devices for which every subset is tried as a route; one more doubles the time."""
@@ -36,7 +35,6 @@ _FIELDS: dict[Objective, str] = {
     "latency": "latency_ms",
     "throughput": "throughput",
     "energy": "energy_mj",
-    "survival": "whole_share",
 }
 """Estimate of each objective."""
 
@@ -50,52 +48,38 @@ class Estimates(msgspec.Struct, frozen=True):
     """Images per second."""
     energy_mj: float | None = None
     """Energy per image of all devices while they compute."""
-    battery_h: float | None = None
-    """Hours until the first battery is empty, at that throughput."""
-    whole_share: float | None = None
-    """Fraction of answers for which all blocks ran, with the given loss probabilities."""
-    policy: str | None = None
-    """Policy of the simulation; null for estimates by formula."""
+    route: tuple[str, ...] = ()
+    """Devices that a single request visits."""
 
     def value(self, objective: Objective) -> float:
         """Return the estimate of an objective as a cost: negated if more is better, infinite if unknown."""
         value: float | None = getattr(self, _FIELDS[objective])
         if value is None:
             return float("inf")
-        return -value if objective in ("throughput", "survival") else value
+        return -value if objective == "throughput" else value
 
 
-class FormulaEstimates(Estimates, frozen=True):
-    """Estimates by formula."""
-
-    route: tuple[str, ...] = ()
-    """Devices that a single request visits."""
-
-
-def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> FormulaEstimates:
-    """Estimate a placement; one in which a block has no holder is infinitely slow and never whole.
+def estimate(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Estimates:
+    """Estimate a placement; one in which a block has no holder is infinitely slow.
 
     ``route`` names devices that together hold the whole model, as a hint if there are too many subsets to try.
     """
     holders = holders_of(problem, placement)
     if not all(holders.values()):
-        return FormulaEstimates(float("inf"), 0.0, whole_share=0.0)
+        return Estimates(float("inf"), 0.0)
     load = _load(problem, placement)
-    throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
     processes = problem.processes
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
-    transfers = problem.source.visit_ms + sum(processes[name].visit_ms - processes[name].runtime_ms for name in visited)
-    busy_ms = {name: share * processes[name].busy_ms for name, share in load.items()}
+    links_ms = (max(0.0, processes[name].visit_ms - processes[name].runtime_ms) for name in visited)
+    transfers = problem.source.visit_ms + sum(links_ms)
     energies = [None if (mj := processes[name].block_mj) is None else share * mj for name, share in load.items()]
     saved = min(first * (1 - sent) + last * (1 - got), transfers)  # a transfer takes time, however small
-    return FormulaEstimates(
+    return Estimates(
         latency_ms=problem.source_ms(placement) + problem.source.visit_ms + latency - saved,
-        throughput=throughput,
+        throughput=throughput_of(problem, placement),
         energy_mj=None if None in energies else sum(one for one in energies if one is not None),
-        battery_h=battery_h(problem, busy_ms, throughput),
-        whole_share=whole_share(problem, placement),
         route=visited,
     )
 
@@ -236,20 +220,3 @@ def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, i
             found[name] += name not in stays
         before = here
     return {name: max(1, count) for name, count in found.items()}
-
-
-def battery_h(problem: PlanningProblem, busy_ms: Mapping[str, float], throughput: float) -> float | None:
-    """Return the hours until the first battery is empty, given how long an image occupies the engine of each device.
-
-    Return None if the power of a device with a battery is unknown.
-    """
-    hours: list[float] = []
-    for device in problem.devices:
-        if device.battery_wh is None:
-            continue
-        if device.watts is None or device.idle_watts is None:
-            return None
-        busy = min(1.0, busy_ms.get(device.name, 0.0) * throughput / 1e3)
-        watts = device.idle_watts + busy * max(0.0, device.watts - device.idle_watts)
-        hours.append(device.battery_wh / watts if watts > 0 else float("inf"))
-    return min(hours) if hours else None

@@ -1,25 +1,12 @@
-"""The best placement with a given number of holders per block, for each objective.
-
-Placements are compared by the formulas in ``estimates.py``, which depend only on the number of blocks of each device,
-or for survival on the sets of devices that hold the same blocks:
-
-- latency: a single request visits devices that hold each block once, ``min sum(visit + n t)`` over counts ``n`` that
-  add up to all blocks; a dynamic program over devices
-- throughput: the least time ``T`` in which all devices can run their blocks; filling one device after the other, in any
-  order, places as many copies as possible
-- energy: by the same argument, filling the most economical devices first is optimal
-- survival: a local search, see ``holder_search.py``
-"""
+"""The best placement with a given number of holders of each block, by objective."""
 
 from __future__ import annotations
 
 import bisect
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.holder_search import HolderExchange
 from ls_edge.runtime.fleet.planning.problem import (
     Count,
     Objective,
@@ -27,14 +14,7 @@ from ls_edge.runtime.fleet.planning.problem import (
     PlanningProblem,
     assign_in_circle,
     assign_route,
-    zones_of,
 )
-from ls_edge.runtime.fleet.planning.survival import whole_share
-
-SHUFFLES, SHUFFLED_DEVICES = 20, 12
-"""Number of random starts of the local search for survival, besides two sorted ones, and the largest fleet with random
-starts: more of either took longer and found nothing better. In all tested fleets of up to six devices, the result was
-the best of all placements."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +34,21 @@ def best_placement(problem: PlanningProblem, objective: Objective, replicas: int
         return _fastest_route(problem, replicas)
     if objective == "throughput":
         return _balanced(problem, replicas)
-    if objective == "energy":
-        return _filled(problem, replicas, [device.block_mj or 0.0 for device in problem.devices], is_exact=True)
-    return _safest(problem, replicas)
+    return _filled(problem, replicas, [device.block_mj or 0.0 for device in problem.devices], is_exact=True)
 
 
 def fill(
     problem: PlanningProblem, replicas: int, order: Sequence[int], most: Sequence[int] | None = None
 ) -> Count | None:
-    """Give devices, in this order, as many blocks as fit into them and their zones; None if copies are left over.
+    """Give devices, in this order, as many blocks as fit; None if copies are left over.
 
     ``most`` limits each device further.
     """
     counts = [0] * len(problem.devices)
-    zone_of = {index: zone for zone, members in zones_of(problem.devices).items() for index in members}
-    zone_left = dict.fromkeys(zone_of.values(), problem.num_blocks)
     left = replicas * problem.num_blocks
     for index in order:
         room = problem.room(problem.devices[index])
-        if most is not None:
-            room = min(room, most[index])
-        counts[index] = min(left, room, zone_left[zone_of[index]])
-        zone_left[zone_of[index]] -= counts[index]
+        counts[index] = min(left, room if most is None else min(room, most[index]))
         left -= counts[index]
     return tuple(counts) if left == 0 else None
 
@@ -125,16 +98,3 @@ def _balanced(problem: PlanningProblem, replicas: int) -> Found:
     found = counts(candidates[least])
     assert found is not None, "the planner asks for no more holders than fit"
     return Found(assign_in_circle(problem, found), is_exact=len(problem.bands) <= 1)
-
-
-def _safest(problem: PlanningProblem, replicas: int) -> Found:
-    """Improve several placements by exchanges, and return the safest."""
-    devices = problem.devices
-    orders = [sorted(range(len(devices)), key=lambda index: (devices[index].loss, index))]
-    orders.append(sorted(orders[0], key=lambda index: -devices[index].capacity))
-    rng = random.Random(0)
-    orders += [rng.sample(orders[0], len(devices)) for _ in range(SHUFFLES if len(devices) <= SHUFFLED_DEVICES else 0)]
-    counts = [fill(problem, replicas, order) for order in orders]
-    starts = [assign_in_circle(problem, found, order) for order, found in zip(orders, counts, strict=True) if found]
-    improved = [HolderExchange(problem, start).run() for start in starts]
-    return Found(max(reversed(improved), key=lambda placement: whole_share(problem, placement)), is_exact=False)

@@ -7,87 +7,103 @@ requests arrive at random times (a Poisson process) and wait if too many are in 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bands import Bands
 from ls_edge.core.records import hops_of
-from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, Power, SiteOutcome
-from ls_edge.runtime.fleet.planning.scoring import simulation_of
-from ls_edge.runtime.fleet.simulation.sites import Site, battery_of
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
+from ls_edge.runtime.fleet.planning.problem import Placement, PlanningProblem
+from ls_edge.runtime.fleet.simulation.sites import Site
 from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.simulator.churn import ChurnProcess
+from ls_edge.runtime.simulator.simulation import Simulation
 from ls_edge.runtime.source.arrivals import poisson_arrivals
 
+_CONTROL_S = 0.0002
+"""Transfer time of messages without tokens."""
+_GREET_S = 0.4
+"""Simulated seconds in which all processes exchange their states."""
 _SETTLE_S = 1.0
 """Simulated seconds before the first request, in which heartbeats detect the devices that are down at the start."""
 _REPORT_EVERY = 50
-_BUDGET_OVER = "BudgetExceeded"
-SOURCE_LOST = "SourceLost"
 
 
-def simulate_site(
-    site: Site, on_step: Callable[[int], None] = lambda _over: None, arrivals: Iterable[float] | None = None
-) -> SiteOutcome:
+def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
     """Simulate the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is called repeatedly with the number of requests that have ended. ``arrivals`` are recorded times of
-    requests; by default, they are drawn.
+    ``on_step`` is called repeatedly with the number of requests that have ended.
     """
-    return _SiteRun(site).run(on_step, arrivals)
+    return _SiteRun(site).run(on_step)
+
+
+def simulation_of(problem: PlanningProblem, placement: Placement, seed: int) -> Simulation:
+    """Return the simulation of a placement after all processes have exchanged their states."""
+    held = {name: parts for name, parts in placement.items() if parts}
+    devices = problem.processes
+    links_s = {name: max(0.0, device.visit_ms - device.runtime_ms) / 1e3 for name, device in devices.items()}
+    sim = Simulation(
+        held,
+        blocks=problem.num_blocks,
+        seed=seed,
+        latency=_CONTROL_S,
+        block_seconds={name: devices[name].block_ms / 1e3 for name in held},
+        transfers=lambda sender, to: (links_s[sender] + links_s[to]) / 2,
+        wire={name: device.wire_ms / 1e3 for name, device in devices.items()},
+        max_batch={name: devices[name].max_batch for name in held},
+        image_share=problem.image_share,
+        logits_share=problem.logits_share,
+        engine_seconds=lambda name, parts, images: devices[name].weight(parts) * devices[name].call_ms(images) / 1e3,
+        call_seconds={name: device.runtime_ms / 1e3 for name, device in devices.items()},
+        bands=Bands(problem.num_blocks, tuple(band[0] for band in problem.bands[1:])),
+    )
+    sim.run(_GREET_S)
+    return sim
 
 
 class _SiteRun:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._rng = random.Random(f"{site.settings.seed} {site.number}")
-        seed = self._rng.getrandbits(32)
-        self._sim = simulation_of(site.problem, site.placement, seed, on_average=True)
+        self._sim = simulation_of(site.problem, site.placement, self._rng.getrandbits(32))
         self._sim.on_end = self._end
         self._source_s, self._source_free = site.problem.source_ms(site.placement) / 1e3, 0.0
         self._budget_s = site.settings.budget_ms / 1e3
-        self._submitted = self._under_way = self._over = self._answers = 0
+        self._submitted = self._under_way = self._over = 0
         self._waiting: deque[int] = deque()
         """Requests that wait because too many are in flight."""
         self._sent: list[int] = []
         """Number of the request, by its number in the simulation."""
-        self._open: dict[int, None] = {}
-        """Requests that have not ended."""
-        self._has_source = True
-        self._start = math.inf
+        self._start = 0.0
         """Time of the first request; losses begin earlier."""
-        self._drawn = random.Random(f"{seed} orders")
-        self._kept = math.ceil(site.settings.execute * site.requests / site.settings.requests)
-        """Number of answers whose orders are kept."""
+        self._used = [name for name, parts in site.placement.items() if parts]
         self._outcome = SiteOutcome(
             submitted_s=np.zeros(site.requests),
             latency_s=np.zeros(site.requests),
             states=np.full(site.requests, FAILED, dtype=np.uint8),
-            devices=Counter(site.kinds.values()),
-            used=sum(bool(blocks) for blocks in site.placement.values()),
-            power={
-                site.kinds[one.name]: Power(one.watts, one.idle_watts, one.battery_wh) for one in site.problem.devices
-            },
+            devices=Counter(site.kinds[name] for name in self._used),
         )
 
-    def run(self, on_step: Callable[[int], None], arrivals: Iterable[float] | None = None) -> SiteOutcome:
+    def run(self, on_step: Callable[[int], None]) -> SiteOutcome:
         sim, site, outcome = self._sim, self._site, self._outcome
-        churn = self._begin_churn()
-        lost_at = dict.fromkeys(churn.down if churn is not None else (), sim.now)
-        outcome.up = [(0.0, outcome.used - len(lost_at))]
+        churn = None
+        if site.churn is not None:
+            churn = ChurnProcess(sim, site.churn, self._used, self._rng)
+            sim.run(_SETTLE_S)
+            churn.changes.clear()
+        outcome.up = [(0.0, len(self._used) - (len(churn.down) if churn is not None else 0))]
         for name in sim.busy:
             sim.busy[name] = 0.0
-        sim.network.carried.clear()
         self._start = sim.now
-        on_step(reported := 0)
         if site.rate is None:
-            self._set_source(self._has_source)
+            for _ in range(min(site.concurrency, site.requests)):
+                self._submit()
         else:
-            self._submit_next(poisson_arrivals(site.rate, self._rng) if arrivals is None else iter(arrivals))
+            self._submit_next(poisson_arrivals(site.rate, self._rng))
+        reported = 0
         while self._over < site.requests:
             sim.run_next()
             if self._over >= reported + _REPORT_EVERY:
@@ -95,47 +111,12 @@ class _SiteRun:
                 on_step(reported)
         on_step(self._over)
         outcome.seconds = float((outcome.submitted_s + outcome.latency_s).max())
-        if churn is not None:
-            outcome.losses = churn.losses
-            outcome.has_outage |= bool(churn.losses)
-            self._count_lost(churn.changes, lost_at)
-            for at, _, change in churn.changes:
-                if at - self._start <= outcome.seconds:
-                    outcome.up.append((at - self._start, outcome.up[-1][1] + change))
-        for ends, size in sim.network.carried.items():
-            outcome.link_bytes[" > ".join(ends)] = round(size * site.problem.token_bytes)
+        for at, change in churn.changes if churn is not None else ():
+            outcome.losses += change < 0
+            outcome.up.append((min(at - self._start, outcome.seconds), outcome.up[-1][1] + change))
         for name, seconds in sim.busy.items():
-            outcome.busy_s[site.kinds[name]] = outcome.busy_s.get(site.kinds[name], 0.0) + seconds
+            outcome.busy_s[site.kinds[name]] += seconds
         return outcome
-
-    def _count_lost(self, changes: Iterable[tuple[float, str, int]], lost_at: dict[str, float]) -> None:
-        """Add up the times for which devices are lost, given the time of the loss of those that are at the start."""
-        lost_s, kinds, end = self._outcome.lost_s, self._site.kinds, self._start + self._outcome.seconds
-        for at, name, change in (*changes, *((end, name, 1) for name in self._site.kinds)):
-            if change < 0:
-                lost_at[name] = at
-            elif name in lost_at:
-                lost_s[kinds[name]] = lost_s.get(kinds[name], 0.0) + max(0.0, min(at, end) - lost_at.pop(name))
-
-    def _begin_churn(self) -> ChurnProcess | None:
-        if not self._site.churn:
-            return None
-        devices = self._site.problem.devices
-        churn = ChurnProcess(
-            self._sim,
-            self._site.churn,
-            [device.name for device in devices],
-            self._rng,
-            idle=[name for name, blocks in self._site.placement.items() if not blocks],
-            batteries={device.name: battery for device in devices if (battery := battery_of(device)) is not None},
-            site=self._site.number,
-            on_source=self._set_source,
-        )
-        self._sim.run(_SETTLE_S)
-        self._outcome.has_outage = bool(churn.losses)
-        churn.losses.clear()
-        churn.changes.clear()
-        return churn
 
     def _submit_next(self, arrivals: Iterator[float]) -> None:
         def submit() -> None:
@@ -149,41 +130,14 @@ class _SiteRun:
         number = self._submitted
         self._submitted += 1
         self._outcome.submitted_s[number] = self._sim.now - self._start
-        self._open[number] = None
-        if not self._has_source:
-            self._close(number, FAILED, SOURCE_LOST)
-            return
         self._waiting.append(number)
         self._begin_waiting()
-        if self._waiting:
-            self._sim.at(self._budget_s, lambda: self._expire(number))
-
-    def _set_source(self, up: bool) -> None:
-        """Fail all requests of a lost source; in a closed loop, a source that returns submits again."""
-        self._has_source = up
-        if up:
-            is_loop = self._site.rate is None and self._sim.now >= self._start
-            while is_loop and self._left and len(self._open) < self._site.concurrency:
-                self._submit()
-            return
-        self._waiting.clear()
-        self._under_way, self._source_free = 0, 0.0
-        for number in list(self._open):
-            self._close(number, FAILED, SOURCE_LOST)
-
-    @property
-    def _left(self) -> int:
-        return self._site.requests - self._submitted
 
     def _begin_waiting(self) -> None:
+        """Begin waiting requests; those ahead of a request have earlier deadlines, so it begins by its own."""
         while self._waiting and self._under_way < self._site.concurrency:
             self._under_way += 1
             self._begin(self._waiting.popleft())
-
-    def _expire(self, number: int) -> None:
-        if self._waiting and self._waiting[0] == number:  # requests ahead of it came earlier, so they have ended
-            self._waiting.popleft()
-            self._close(number, FAILED, _BUDGET_OVER)
 
     def _begin(self, number: int) -> None:
         """Run stem and head, one request at a time, then send the tokens; the time of the head counts in advance."""
@@ -194,11 +148,8 @@ class _SiteRun:
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
 
     def _send(self, number: int, budget: float) -> None:
-        if number not in self._open:
-            return
         if budget <= 0:
-            self._under_way -= 1
-            self._close(number, FAILED, _BUDGET_OVER)
+            self._close(number, FAILED, "BudgetExceeded")
             return
         self._sent.append(number)
         self._sim.submit(policy=self._site.settings.policy, budget=budget, max_skips=self._site.settings.max_skips)
@@ -207,7 +158,6 @@ class _SiteRun:
         self._sim.notes.clear()
         self._sim.outcomes.pop(end.request)
         self._sim.ended.pop(end.request)
-        self._under_way -= 1
         number, outcome = self._sent[end.request], self._outcome
         outcome.retries += max(0, end.attempts - 1)
         if isinstance(end, Fail):
@@ -216,19 +166,8 @@ class _SiteRun:
         skipped = len(end.itinerary.skipped)
         outcome.skipped += skipped
         outcome.most_skipped = max(outcome.most_skipped, skipped)
-        if end.why_skipped:
-            outcome.reasons[end.why_skipped] += 1
         outcome.hops += hops_of(end.itinerary.visits)
-        self._keep_order(end.itinerary.arrangement)
         self._close(number, DEGRADED if skipped else WHOLE)
-
-    def _keep_order(self, order: Arrangement) -> None:
-        """Keep a uniform sample of the orders of all answers (reservoir sampling)."""
-        self._answers += 1
-        if len(self._outcome.orders) < self._kept:
-            self._outcome.orders.append(order)
-        elif self._kept and (place := self._drawn.randrange(self._answers)) < self._kept:
-            self._outcome.orders[place] = order
 
     def _close(self, number: int, state: int, error: str = "") -> None:
         outcome = self._outcome
@@ -236,8 +175,8 @@ class _SiteRun:
         outcome.latency_s[number] = self._sim.now - self._start - outcome.submitted_s[number]
         if error:
             outcome.errors[error] += 1
+        self._under_way -= 1
         self._over += 1
-        del self._open[number]
-        if self._has_source and self._site.rate is None and self._left:
+        if self._site.rate is None and self._submitted < self._site.requests:
             self._submit()
         self._begin_waiting()

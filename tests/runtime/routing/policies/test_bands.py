@@ -8,8 +8,6 @@ from hypothesis import given, settings
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.fleet.planning.scoring import simulate_placement
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
@@ -184,17 +182,6 @@ def test_a_fixed_order_is_one_band_a_block():
     requests = [sim.submit(policy=policy) for policy in ("nearest", "random", "fastest", "parallel")]
     sim.settle()
     assert {tuple(way(outcome_of(sim, request))) for request in requests} == {(0, 1, 2, 3)}
-
-
-def test_plans_are_scored_within_the_bands():
-    devices = tuple(PlannedDevice(name, 1.0, 6, visit_ms=0.5) for name in ("fast", "slow"))
-    placement = {"fast": (0, 1, 3, 5), "slow": (0, 2, 4, 5)}
-    problems = [PlanningProblem(devices, 6, bands=bands) for bands in ((), ((0,), (1, 2, 3, 4), (5,)))]
-    fixed = PlanningProblem(devices, 6, bands=tuple((block,) for block in range(6)))
-    assert [problem.may_reorder for problem in (*problems, fixed)] == [True, True, False]
-    free, banded = (simulate_placement(problem, placement, "fastest").latency_ms for problem in problems)
-    assert free < simulate_placement(fixed, placement, "fastest").latency_ms
-    assert free <= banded <= simulate_placement(fixed, placement, "fastest").latency_ms
 
 
 def source_with(bands, **peers):
