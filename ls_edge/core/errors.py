@@ -158,6 +158,12 @@ class RequestError(LsEdgeError):
     record: Any = None
     """The :class:`ls_edge.core.records.RequestRecord` of the request, or None."""
 
+    def __init__(self, message: str, *, blocks: tuple[int, ...] = (), holders: tuple[str, ...] = ()) -> None:
+        """``blocks`` had no holder that ran them in time; ``holders`` failed the request."""
+        super().__init__(message)
+        self.blocks = blocks
+        self.holders = holders
+
 
 class BudgetExceeded(RequestError):
     """The budget ended, and the request may not skip the remaining blocks."""

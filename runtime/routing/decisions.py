@@ -1,8 +1,7 @@
 """Decisions about waiting requests, made at the end of each turn.
 
-A decision is a list of rules. Each is a pure function of a :class:`Case`, the request and what is known of its
-surroundings, and returns a step, or None for the next rule. Only the step is executed. ``decide`` in the rules of a
-source and of a peer is the list; the rules that both use are here.
+A decision is a list of rules (``decide`` in the rules of a source and of a peer). Each is a pure function of a
+:class:`Case` and returns a step, or None for the next rule; only the step is executed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
 
 Handlers = Mapping[type, tuple[Callable[..., object], ...]]
 """Handlers of each event in their order, and of each message, which get its sender too."""
-
 
 # Steps, besides those of policies: RunHere, SendTo, and a ReturnReason if nobody can continue.
 
@@ -199,7 +197,6 @@ class Decisions:
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
-            Stay: self._stay,
             OutOfBudget: self._end_budget,
             **rules.actions,
         }
@@ -256,7 +253,8 @@ class Decisions:
         for rule in self.rules.decide:
             step = rule(case)
             if step is not None:
-                self._actions[type(step)](request, step)
+                if not isinstance(step, Stay):
+                    self._actions[type(step)](request, step)
                 return
 
     def _hand_on(self, request: HeldRequest, step: SendTo) -> None:
@@ -285,9 +283,6 @@ class Decisions:
             or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         until = min(until, now + self.rules.waits_s)
         self._hold(request, Hold(holders, until, or_change, ReturnReason.CREDIT))
-
-    def _stay(self, request: HeldRequest, step: Stay) -> None:
-        pass
 
     def _end_budget(self, request: HeldRequest, _step: OutOfBudget) -> None:
         self.rules.out_of_budget(request)

@@ -8,11 +8,15 @@ One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
+import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +66,7 @@ from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 from ls_edge.runtime.transport.zap import Curve, curve_of
 
+log = logging.getLogger("ls_edge.runtime")
 MAX_WAIT_S = 1.0
 """Maximum wait of a turn, in seconds."""
 _OF_NEIGHBORS = frozenset((NeighborUp, NeighborDown, NeighborState))
@@ -164,6 +169,9 @@ class MachineDriver:
                 self.has_handled = True
                 for instruction in self.machine.handle_all(events, time.monotonic()):
                     self._execute(instruction)
+        except Exception:
+            _write_out(self.machine)
+            raise
         finally:
             self._executing = False
 
@@ -190,6 +198,17 @@ class MachineDriver:
                 self._counts["unsendable"] += len(failed)
                 self._events.extend(map(Unsendable, failed))
             self.handle_events()
+
+
+def _write_out(machine: Machine[Any]) -> None:
+    """Write the latest events of a machine to a file, from which an internal error can be explained."""
+    path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}-{os.getpid()}.txt"
+    try:
+        path.write_text("\n".join(machine.recent_events()), encoding="utf-8")
+    except OSError as error:
+        log.warning("cannot write the latest events: %s", error)
+    else:
+        log.error("internal error; the latest events are in %s", path)
 
 
 class Node:

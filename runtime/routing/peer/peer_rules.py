@@ -119,7 +119,7 @@ class PeerRules:
         self._decisions = decisions = machine.decisions
         recovery = machine.recovery
         self.engine = EngineQueue(turn, custody.queued, blocks, max_batch, batch_wait)
-        self.announcer = StateAnnouncer(turn, custody, self)
+        self.announcer = announcer = StateAnnouncer(turn, custody, self)
         self.joins = joins = WaveJoiner(turn, custody, decisions)
         self.tombstones = Tombstones(turn.limits.tombstones)
         self._work = work = EngineWork(turn, custody, self.engine, joins, self)
@@ -128,12 +128,12 @@ class PeerRules:
         """Time from which the engine starts nothing, half of a drain after its start; infinity without one."""
         self._arrivals = itertools.count()
         self.handlers: Handlers = {
-            NeighborUp: (machine.on_up, self._on_up),
-            NeighborDown: (recovery.on_down, self._on_down),
+            NeighborUp: (machine.on_up, announcer.on_up),
+            NeighborDown: (recovery.on_down, announcer.on_down),
             NeighborState: (machine.on_state,),
             Arrived: (self._take_in,),
             Received: (machine.on_received,),
-            Unsendable: (recovery.on_unsendable, self._on_unsendable),
+            Unsendable: (recovery.on_unsendable, announcer.on_unsendable),
             Computed: (work.end_call,),
             ComputeFailed: (work.failed,),
             Decoded: (work.decoded,),
@@ -164,7 +164,7 @@ class PeerRules:
         )  # fmt: skip
         self.actions: Actions = {
             ReturnReason: self.return_home,
-            Drop: self._drop_lost,
+            Drop: self._drop,
             Decode: work.decode,
             OwnTrack: joins.decide,
             Split: joins.split,
@@ -345,39 +345,27 @@ class PeerRules:
         request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
         self._decisions.decide(request)
 
-    def _drop_lost(self, request: HeldRequest, step: Drop) -> None:
-        self._drop(request, self._turn.name, step.why)
-
-    def _drop(self, request: HeldRequest, holder: str, why: str) -> None:
+    def _drop(self, request: HeldRequest, step: Drop) -> None:
         """End a request and make the previous holder drop its copy, too."""
-        self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, why)
-        if request.upstream is not None and request.upstream in self._turn.neighbors.by_name:
-            self._turn.send(request.upstream, Release(request.transfer, holder))
-        self._custody.end(request, why)
+        self._turn.note(NoteKind.DROPPED, request.itinerary.source, request.request, step.why)
+        if (before := self._turn.neighbors.get(request.upstream or "")) is not None:
+            self._turn.send(before.name, Release(request.transfer, step.holder or self._turn.name))
+        self._custody.end(request, step.why)
 
     # Further events.
-
-    def _on_up(self, event: NeighborUp) -> None:
-        self.announcer.forget(event.hello.name)
-
-    def _on_down(self, event: NeighborDown) -> None:
-        self.announcer.lost(event.name)
 
     def _on_removed(self, event: Removed) -> None:
         """Drop requests of removed sources; each process of a source has an alias."""
         for request in list(self._custody.held.values()):
             if _ALIAS.sub("", request.owner) in event.names and request.stage is not ENDED:
-                self._drop(request, self._turn.name, "removed from peers.yaml")
+                self._drop(request, Drop("removed from peers.yaml"))
 
     def _on_refuse(self, sender: str, message: Refuse) -> None:
         """End a request that its source has ended, as the next holder knows."""
         if message.reason == RefuseReason.CANCELED:
             for request in [one for one in self._custody.held.values() if one.request == message.transfer.request]:
                 if request.sent == message.transfer and request.stage is WAITING:
-                    self._drop(request, sender, "canceled")
-
-    def _on_unsendable(self, event: Unsendable) -> None:
-        self.announcer.forget(event.failed.to)
+                    self._drop(request, Drop("canceled", sender))
 
     def _on_warm(self, event: Warm) -> None:
         self.warm, self.engine.times.block_us, self._custody.own_us = True, event.block_us, event.block_us

@@ -19,7 +19,7 @@ from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import State
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody
-from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
+from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, NeighborDown, NeighborUp, Send, Unsendable
 from ls_edge.runtime.routing.state.held_request import INFINITY
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -95,16 +95,23 @@ class StateAnnouncer:
         if self._held and self.due > turn.now + limits.state_every:
             self.due = turn.now + limits.state_every
 
-    def forget(self, name: str) -> None:
-        """Repeat the STATE to a neighbor: its links are new, or a STATE could not be sent."""
+    def on_up(self, event: NeighborUp) -> None:
+        """Repeat the STATE to a neighbor with a new link."""
+        self._forget(event.hello.name)
+
+    def on_unsendable(self, event: Unsendable) -> None:
+        """Repeat the STATE to a neighbor that has perhaps missed one."""
+        self._forget(event.failed.to)
+
+    def on_down(self, event: NeighborDown) -> None:
+        """Forget a neighbor, and tell the others now: they may be about to send work through it."""
+        self.urgent()
+        self._listeners.pop(event.name, None)
+
+    def _forget(self, name: str) -> None:
         one = self._listeners.get(name)
         if one is not None:
             one.state, one.told_at = None, -INFINITY
-
-    def lost(self, name: str) -> None:
-        """Forget a neighbor, and tell the others now: they may be about to send work through it."""
-        self.urgent()
-        self._listeners.pop(name, None)
 
     def credits_in_answer(self, name: str, *, accepted: bool) -> int:
         """Return the credits of a neighbor for ACCEPT or REFUSE."""

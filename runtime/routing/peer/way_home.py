@@ -12,6 +12,8 @@ class Drop(NamedTuple):
     """End a request and make the previous holder drop its copy, too."""
 
     why: str
+    holder: str = ""
+    """Process that has the tokens now, or knows that nobody needs them; by default this one."""
 
 
 def to_its_source(case: Case) -> SendTo | Hold | None:

@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ls_edge.core.bands import Bands
-from ls_edge.core.errors import BudgetExceeded, ImageRejected, NotFinite, Overloaded, RequestError
+from ls_edge.core.errors import ImageRejected, RequestError
 from ls_edge.core.parts import STEM
 from ls_edge.core.records import Rejection
-from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Itinerary,
@@ -45,15 +43,15 @@ from ls_edge.runtime.routing.decisions import (
     nobody_has_a_credit,
 )
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.routing.recovery import MTU
+from ls_edge.runtime.routing.source.block_reach import BlockReach
 from ls_edge.runtime.routing.source.ended_requests import EndedRequests
+from ls_edge.runtime.routing.source.outcomes import NO_HOLDER, not_finite, too_late, why_not_run, why_skipped
 from ls_edge.runtime.routing.state.candidates import LocalNode, Model
 from ls_edge.runtime.routing.state.custody import StageActions, Stages
 from ls_edge.runtime.routing.state.events import (
     Abandon,
     Arrived,
     Complete,
-    Event,
     Fail,
     NeighborDown,
     NeighborState,
@@ -78,12 +76,6 @@ from ls_edge.runtime.routing.state.held_request import (
 )
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.routing.state.pause import PauseReason
-from ls_edge.runtime.routing.state.turn import Turn
-
-_NO_HOLDER = "had no reachable holder"
-_TOO_LATE = "did not run in time"
-_NO_TRACK = "belonged to a track that did not come back"
-_WHY_NOT_RUN = {ReturnReason.UNREACHABLE.value: _NO_HOLDER, ReturnReason.CREDIT.value: "got no peer's credit"}
 
 
 def source_machine(name: str, *, limits: Limits, rng: random.Random, model: Model | None = None) -> SourceMachine:
@@ -131,17 +123,13 @@ class SourceRules:
         self.rejected: dict[str, Rejection] = {}
         """Rejected answers by sender. Each rejection replaces the dictionary: other threads read it."""
         self._node = LocalNode(model=turn.model, limits=turn.limits)
-        self._reachable: frozenset[int] = frozenset()
-        """Blocks that were reachable when last checked."""
-        self._last_reachable: dict[int, float] = {}
-        """Time at which each block was last reachable, before that check."""
-        self._looked_at = -INFINITY
+        self._reach = BlockReach(turn)
         self._by_id: dict[RequestId, OpenRequest] = {}
         self.ended = EndedRequests(turn.limits)
         self.handlers: Handlers = {
-            NeighborUp: (machine.on_up, self._look_at_reach),
-            NeighborDown: (recovery.on_down, self._on_lost, self._look_at_reach),
-            NeighborState: (machine.on_state, self._look_at_reach),
+            NeighborUp: (machine.on_up, self._reach.look),
+            NeighborDown: (recovery.on_down, self._on_lost, self._reach.look),
+            NeighborState: (machine.on_state, self._reach.look),
             Arrived: (self._take_in,),
             Received: (machine.on_received,),
             Unsendable: (recovery.on_unsendable,),
@@ -282,7 +270,7 @@ class SourceRules:
         if reach.able_to_run(copy, others) and len(request.not_finite) < turn.limits.holders_not_finite:
             self._recovery.reroute(copy, "NaN or infinity", "refused")
         else:
-            self._fail(request, _not_finite(request))
+            self._fail(request, not_finite(request.number, request.not_finite))
 
     # Decisions.
 
@@ -304,11 +292,9 @@ class SourceRules:
         turn, owner = self._turn, self._by_id[request.request]
         stuck = turn.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and may_skip(request.itinerary, stuck):
-            self._look_at_reach()
-            seen = self._last_reachable | dict.fromkeys(self._reachable, turn.now)
-            skip_at = max(seen.get(block, -INFINITY) for block in stuck) + turn.limits.skip_grace
+            skip_at = self._reach.lost_since(stuck) + turn.limits.skip_grace
             if skip_at <= turn.now:
-                self._skip(owner, stuck, _NO_HOLDER)
+                self._skip(owner, stuck, NO_HOLDER)
             else:
                 self._custody.wait(request, "unreachable", skip_at)
             return
@@ -319,20 +305,6 @@ class SourceRules:
         able = reach.able_to_run(request, reach.candidates(request)) if lacks_credit else []
         names = tuple(n.name for n in able if not n.credits)
         self._custody.wait_for(request, names, until, or_change=held_back)
-
-    def _look_at_reach(self, event: Event | None = None) -> None:
-        """Record which blocks are reachable, at or through neighbors that are not silent.
-
-        Blocks of the previous check count as reachable until now if an event may have changed them, otherwise until
-        that check. If the source demands a bundle or a link, blocks behind neighbors do not count.
-        """
-        model, until = self._turn.model, self._looked_at if event is None else self._turn.now
-        good = [n for n in self._turn.neighbors if n.serves and not n.is_silent]
-        linked = model.bundle_id or model.only_linked
-        behind = [] if linked else [n.reach_blocks for n in good]
-        self._last_reachable |= dict.fromkeys(self._reachable, until)
-        self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
-        self._looked_at = self._turn.now
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
         """Skip blocks; then remaining blocks may run, or the request is complete."""
@@ -351,7 +323,7 @@ class SourceRules:
 
     def _complete(self, request: OpenRequest) -> None:
         copy, attempts, seen = request.copy, request.attempts, tuple(request.trail.seen)
-        why = _why_skipped(copy.itinerary.skipped, request.left_out, self._turn.bands)
+        why = why_skipped(copy.itinerary.skipped, request.left_out, self._turn.bands)
         done = Complete(request.number, copy.itinerary, copy.tokens, attempts, seen, why)
         self._turn.instructions.append(done)
         self._end_request(request, "complete", soon=attempts == 1 and not copy.itinerary.skipped)
@@ -377,9 +349,12 @@ class SourceRules:
         if not itinerary.remaining:
             self._complete(owner)
         elif may_skip(itinerary, itinerary.remaining):
-            self._skip(owner, itinerary.remaining, _WHY_NOT_RUN.get(request.reason, _TOO_LATE))
+            self._skip(owner, itinerary.remaining, why_not_run(request.reason))
         else:
-            self._fail(owner, _not_finite(owner) if owner.not_finite else _too_late(owner, self._turn))
+            if owner.not_finite:
+                self._fail(owner, not_finite(owner.number, owner.not_finite))
+            else:
+                self._fail(owner, too_late(owner.number, owner.copy, itinerary.avoid, self._turn))
 
     # Location of a request, and requests that are AWAY.
 
@@ -440,7 +415,7 @@ class SourceRules:
         turn = self._turn
         ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
         if turn.now + ahead >= self.ended.cancel_at:
-            peers = [n.name for n in turn.neighbors if n.hello.role == "peer"]
+            peers = [n.name for n in turn.neighbors if n.is_peer]
             for cancel in self.ended.pop_cancels(turn.now):
                 for name in peers:
                     turn.send(name, cancel)
@@ -468,51 +443,3 @@ def _not_asked(asked: Itinerary, reported: Itinerary) -> str:
     if {*ran, *reported.skipped, *reported.remaining} != {*asked.remaining}:
         return "it returned other blocks than those of the request"
     return ""
-
-
-# Texts.
-
-
-def _why_skipped(skipped: tuple[int, ...], left_out: dict[int, str], bands: Bands) -> str:
-    reasons: dict[str, list[int]] = {}
-    for block in skipped:
-        reasons.setdefault(left_out.get(block, _NO_TRACK), []).append(block)
-    return "; ".join(f"{_name(blocks, bands)} {why}" for why, blocks in reasons.items())
-
-
-def _name(blocks: list[int] | tuple[int, ...], bands: Bands) -> str:
-    """Return the names of blocks for a message, with their band if the model has several."""
-    found = {bands.name(bands.band_of(block)) for block in blocks}
-    band = found.pop() if len(found) == 1 else ""
-    return f"{name_blocks(blocks)} of {band}" if band else name_blocks(blocks)
-
-
-def _not_finite(request: OpenRequest) -> NotFinite:
-    names = ", ".join(request.not_finite)
-    return NotFinite(
-        f"request {request.number}: NaN or infinity in the output of {names}; check the image, and the bundle with "
-        "'ls-edge verify'"
-    )
-
-
-def _too_late(request: OpenRequest, turn: Turn) -> BudgetExceeded | Overloaded:
-    it, reason, bands, cut = request.copy.itinerary, request.copy.reason, turn.bands, turn.neighbors.losing_tokens
-    stuck = bands.permitted(it.remaining)
-    left = _name(stuck, bands)
-    behind = set(it.remaining) - set(stuck)
-    waits = f", so {name_blocks(behind)} could not run" if behind else ""
-    if cut:
-        return BudgetExceeded(
-            f"request {request.number}: {left} {_TOO_LATE} within the budget{waits}: the link to {', '.join(cut)} ends "
-            f"each time that tokens are sent; {MTU}, see 'ls-edge status'"
-        )
-    if reason == ReturnReason.CREDIT:
-        return Overloaded(
-            f"request {request.number}: no peer had a credit for {left} within the budget{waits}; "
-            "send more slowly, or raise the peers' credits or the budget"
-        )
-    why = _NO_HOLDER if reason == ReturnReason.UNREACHABLE else _TOO_LATE
-    return BudgetExceeded(
-        f"request {request.number}: {left} {why} within the budget{waits}; at most {it.max_skips} may "
-        "be skipped; check the peers, or raise --budget-ms or --max-skips"
-    )

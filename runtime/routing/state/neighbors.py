@@ -134,12 +134,17 @@ class Neighbor:
         if self.state is None or state.calls > self.state.calls:
             self.moved_at = now
         self.state, self.state_at, self.reported_credits = state, now, state.credits
-        self.serves = self.hello.role == "peer" and state.warm and not state.draining and not state.stuck
+        self.serves = self.is_peer and state.warm and not state.draining and not state.stuck
         self.block_us = state.block_us
         self.reach_blocks = _as_set(state.reach_blocks)
         self.pause.end(PauseReason.UNABLE)
         if state.calls > self.calls_when_silent:
             self.pause.end(PauseReason.SILENT)
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it serves blocks."""
+        return self.hello.role == "peer"
 
     @property
     def is_source(self) -> bool:

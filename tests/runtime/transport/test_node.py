@@ -1,6 +1,7 @@
 """When a turn of the loop begins: with a message, unless messages may stay unread for a while."""
 
 import random
+import tempfile
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
 from ls_edge.runtime.routing.peer.peer_rules import peer_machine
+from ls_edge.runtime.routing.state.events import Drain, Tick
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.connections import Link, LinkUp
 from ls_edge.runtime.transport.links import Links
@@ -76,3 +78,13 @@ def test_a_wake_before_the_wait_is_not_lost(node, stranger):
     turn.start()
     turn.join(20.0)
     assert not turn.is_alive()
+
+
+def test_the_latest_events_are_written_out_with_an_internal_error(node, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    node.feed(Drain())
+    monkeypatch.setitem(node.driver.machine.rules.handlers, Tick, (lambda _event: 1 / 0,))
+    with pytest.raises(ZeroDivisionError):
+        node.feed(Tick())
+    (written,) = tmp_path.glob("ls-edge-events-a-*.txt")
+    assert [line.split()[1] for line in written.read_text().splitlines()] == ["Drain()", "Tick()"]
