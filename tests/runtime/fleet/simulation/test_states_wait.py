@@ -52,7 +52,7 @@ def course(policy, seed):
             sim.slowness[process.name] = rng.choice((1.0, 20.0))
     sim.settle()
     known = {
-        name: {n.name: (n.state, n.state_at, n.credits, n.strikes) for n in one.machine.neighbors}
+        name: {n.name: (n.state, n.state_at, n.credits, n.pause.reason, n.pause.count) for n in one.machine.neighbors}
         for name, one in sim.processes.items()
     }
     arrangements = {
