@@ -1,10 +1,11 @@
 """Canonical form of the files in a bundle. Needs ``onnx``, but not torch.
 
-A part is a self-contained graph of standard operators: opset 20, IR version at most 10 (TensorRT 10.3 on JetPack 6
-does not read later ones), fixed tensor names, a batch axis called ``batch``, and no other dynamic axes.
-:func:`canonicalize` removes everything that depends on how and where a graph was traced (names of intermediate values,
-stack traces, metadata), so that equal weights give equal bytes; :func:`identified` adds metadata for readers of the
-file. :func:`check` compares a file with this form; ``ls_edge.export.verify`` compares its results.
+A part is a self-contained graph of standard operators: opset 17 and IR version 8, which most toolchains of boards read
+(19 and 9 where scales of quantization are in half precision), fixed tensor names, a batch axis called ``batch``, and no
+other dynamic axes. :func:`canonicalize` rewrites a traced graph for that opset and for faster engines
+(:mod:`ls_edge.export.portable`), and removes everything that depends on how and where it was traced (names of
+intermediate values, stack traces, metadata), so that equal weights give equal bytes; :func:`identified` adds metadata
+for readers of the file. :func:`check` compares a file with this form; ``ls_edge.export.verify`` compares its results.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from onnx import numpy_helper
 from ls_edge.core.bundle import METADATA, Manifest, part_metadata
 from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import Signature, Tensor
+from ls_edge.export.portable import portable
 
-OPSET = 20
-MAX_IR = 10
+OPSET, IR = 17, 8
+HALF_SCALES = 19, 9
+"""Opset and IR version of parts that quantize numbers in half precision."""
 BATCH = "batch"
 PRODUCER = "ls-edge"
 
@@ -33,11 +36,11 @@ def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.Model
     """
     graph = model.graph
     rename = {"": "", **{value.name: value.name for value in (*graph.input, *graph.output)}}
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    rewritten_nodes, stored = portable(model)
     used: list[str] = []
     nodes = []
     taken = set(rename) | set(names.values())
-    for index, node in enumerate(graph.node):
+    for index, node in enumerate(rewritten_nodes):
         for name in node.input:
             if name in stored and name not in used:
                 used.append(name)
@@ -51,8 +54,8 @@ def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.Model
         fresh.output.extend(rename[name] for name in node.output)
         fresh.attribute.extend(_attributes(node, stored))
         nodes.append(fresh)
-    clean = onnx.ModelProto(ir_version=model.ir_version, producer_name=PRODUCER)
-    clean.opset_import.extend(onnx.helper.make_opsetid(o.domain, o.version) for o in model.opset_import if not o.domain)
+    clean = onnx.ModelProto(ir_version=IR, producer_name=PRODUCER)
+    clean.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     clean.graph.name = "part"
     clean.graph.node.extend(nodes)
     for name in used:
@@ -151,9 +154,10 @@ def check(raw: bytes, name: str, signature: Signature) -> None:
 def _problems(model: onnx.ModelProto) -> list[str]:
     opsets = {o.domain: o.version for o in model.opset_import}
     foreign = [item for item in model.metadata_props if not item.key.startswith(METADATA)]
+    opset, ir = HALF_SCALES if any(node.op_type == "QuantizeLinear" for node in model.graph.node) else (OPSET, IR)
     problems = {
-        f"IR version {model.ir_version}, but not every engine reads versions above {MAX_IR}": model.ir_version > MAX_IR,
-        f"opsets {opsets}, expected only {OPSET} of the standard operators": opsets != {"": OPSET},
+        f"IR version {model.ir_version}, but not every engine reads versions above {ir}": model.ir_version > ir,
+        f"opsets {opsets}, expected only {opset} of the standard operators": opsets != {"": opset},
         f"{len(model.functions)} local functions": bool(model.functions),
         "weights in another file": any(tensor.external_data for tensor in model.graph.initializer),
         "metadata of the machine that traced it": bool(foreign)

@@ -23,11 +23,11 @@ from onnx import TensorProto, helper, numpy_helper
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.providers import CPU
-from ls_edge.export.canonical import rewritten, to_bytes
+from ls_edge.export.canonical import HALF_SCALES, rewritten, to_bytes
 from ls_edge.export.int8 import PRODUCTS, linear_layers, tables_of_weights
 
 _FOLLOWERS = (
-    "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten", "Gelu", "Relu",
+    "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten", "Erf", "Relu",
     "QuantizeLinear",
 )  # fmt: skip
 """Operators that keep the precision of their first input."""
@@ -95,7 +95,11 @@ def _with_halves_as_outputs(raw: bytes, part: str) -> tuple[Any, list[str]]:
     A CPU computes in float32 between the casts; only outputs are rounded, and become infinite beyond the range.
     """
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(raw))
-    found = [value for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16]
+    stored = {tensor.name for tensor in model.graph.initializer}
+    # ONNX Runtime cannot return dequantized weights where it rewrites them for processors without VNNI.
+    weights = {node.output[0] for node in model.graph.node if stored.issuperset(node.input)}
+    halves = [value for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16]
+    found = [value for value in halves if value.name not in weights]
     model.graph.output.extend(found)
     return open_session(to_bytes(model, part), part, provider=CPU, threads=1), [value.name for value in found]
 
@@ -115,6 +119,8 @@ class HalfPrecisionRewriter:
         self.floats = {v.name for v in model.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, t in self.constants.items() if t.data_type == TensorProto.FLOAT}
         self.half: set[str] = set()
+        self.gates: set[str] = set()
+        """Values from 0 to 2, which GELU multiplies its input with."""
         self.cast: set[str] = set()
         self.nodes: list[onnx.NodeProto] = []
         self.kept: dict[str, onnx.TensorProto] = {}
@@ -128,12 +134,17 @@ class HalfPrecisionRewriter:
             self._retype(fresh, in_half)
             if in_half:
                 self.in_half[node.name] = None
+                if node.op_type == "Erf" or (node.op_type == "Add" and not self.gates.isdisjoint(node.input)):
+                    self.gates.update(node.output)
                 self._append_half(fresh)
             else:
                 self.nodes.append(fresh)
                 if any(name in self.floats for name in node.input) and node.op_type not in _INTEGERS:
                     self.floats.update(node.output)
-        return rewritten(self.source, self.nodes, self.kept.values())
+        result = rewritten(self.source, self.nodes, self.kept.values())
+        if any(node.op_type == "QuantizeLinear" for node in self.nodes):
+            result.opset_import[0].version, result.ir_version = HALF_SCALES
+        return result
 
     def _without_gemm(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Split a ``Gemm`` of activations and constants into ``MatMul`` and ``Add``.
@@ -176,7 +187,8 @@ class HalfPrecisionRewriter:
         if node.op_type == "Add":
             return len(halves) == 1 and all(t is not None and len(t.dims) <= 1 for t in others)
         if node.op_type in ("Mul", "Div"):
-            return len(halves) == 1 and all(t is not None and np.prod(t.dims) == 1 for t in others)
+            is_gelu = not self.gates.isdisjoint(node.input)
+            return is_gelu or (len(halves) == 1 and all(t is not None and np.prod(t.dims) == 1 for t in others))
         return node.op_type == "Concat" and len(halves) == len(node.input)
 
     def _append_half(self, node: onnx.NodeProto) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
+import onnx.version_converter
 from onnx import helper, numpy_helper
 
 from ls_edge.export.canonical import to_bytes
@@ -55,8 +56,15 @@ def _join(
     add_slot: Callable[[onnx.ModelProto, str, int, str], None],
 ) -> onnx.ModelProto:
     """Chain parts; ``add_slot(whole, name, index, tokens)`` adds the nodes that compute the slot of part ``index``."""
-    whole = onnx.ModelProto(ir_version=parts[0].ir_version, producer_name=parts[0].producer_name)
-    whole.opset_import.extend(parts[0].opset_import)
+    newest = max(parts, key=lambda part: part.opset_import[0].version)
+    whole = onnx.ModelProto(ir_version=newest.ir_version, producer_name=newest.producer_name)
+    whole.opset_import.extend(newest.opset_import)
+    parts = [
+        part
+        if part.opset_import == newest.opset_import
+        else onnx.version_converter.convert_version(part, newest.opset_import[0].version)
+        for part in parts
+    ]
     whole.graph.name = name
     whole.graph.input.extend(parts[0].graph.input)
     whole.graph.output.extend(parts[-1].graph.output)

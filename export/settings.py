@@ -35,11 +35,16 @@ class ExportSettings(Settings, frozen=True, kw_only=True):
     whole: Annotated[bool, flag("Also write the model as one file, whole.onnx.")] = False
 
     @property
+    def is_explicit(self) -> bool:
+        """Whether blocks are quantized with fixed scales, in half precision."""
+        return self.precision == "int8" and self.engine == "tensorrt"
+
+    @property
     def halves_blocks(self) -> bool:
         """Whether blocks are rewritten to float16, except for nodes that must run in float32 or int8."""
-        return self.precision == "fp16" or (self.precision == "int8" and self.engine == "tensorrt")
+        return self.precision == "fp16" or self.is_explicit
 
     def check(self, *, is_calibrated: bool) -> None:
         """Raise :class:`UsageError` if the settings need calibration images and there are none."""
-        if self.precision == "int8" and self.engine == "tensorrt" and not is_calibrated:
+        if self.is_explicit and not is_calibrated:
             raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")

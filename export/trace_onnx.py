@@ -28,7 +28,8 @@ from torch import nn
 
 from ls_edge.core.bundle import NOT_FOLDED, Folded
 from ls_edge.core.errors import ModelError
-from ls_edge.export.canonical import BATCH, OPSET, canonicalize
+from ls_edge.export.canonical import BATCH, canonicalize
+from ls_edge.export.portable import TRACED_OPSET
 from ls_edge.export.targets import ExportTarget, block_target
 from ls_edge.training.models.view import BlockView
 
@@ -53,7 +54,7 @@ def _traced(target: ExportTarget) -> onnx.ModelProto:
                 tuple(target.inputs.values()),
                 None,
                 dynamo=True,
-                opset_version=OPSET,
+                opset_version=TRACED_OPSET,
                 verbose=False,
                 input_names=list(target.inputs),
                 output_names=[target.output],

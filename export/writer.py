@@ -48,7 +48,7 @@ from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges, read_calibration
-from ls_edge.export.canonical import OPSET, check, identified, to_bytes
+from ls_edge.export.canonical import HALF_SCALES, OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import group, merge
@@ -323,7 +323,7 @@ def _draft(run: LoadedRun, parts: PartsView, settings: ExportSettings) -> Manife
         tokens=view.token_spec,
         needs_slot=view.needs_slot,
         precision=settings.precision,
-        opset=OPSET,
+        opset=HALF_SCALES[0] if settings.is_explicit else OPSET,
         parts=PartFiles(none, none, ()),
         trained_on=record.trained_on,
         bands=manifest_bands(parts.bands),
@@ -416,7 +416,7 @@ def _blocks(
     if calibration is not None:
         on_step("ranges")
     traced = trace_blocks(parts.view, parts.folded)
-    if settings.precision != "int8" or settings.engine != "tensorrt":
+    if not settings.is_explicit:
         yield from traced if settings.precision != "int8" else map(quantize_dynamic, traced)
         return
     assert calibration is not None

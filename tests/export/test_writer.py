@@ -29,7 +29,7 @@ def test_a_manifest_describes_the_model(exported, loaded):
     manifest = Bundle.open(exported.folder).manifest
     assert (manifest.model, manifest.method, manifest.precision) == ("vit_17x32_depth3", "shuffle", "fp32")
     assert manifest.classes == tuple("0123456789")
-    assert (manifest.tokens.count, manifest.tokens.dim, manifest.opset) == (17, 32, 20)
+    assert (manifest.tokens.count, manifest.tokens.dim, manifest.opset) == (17, 32, 17)
     assert manifest.image == loaded.record.image
     assert [part.file for part in manifest.parts.blocks] == ["blocks/00.onnx", "blocks/01.onnx", "blocks/02.onnx"]
     assert manifest.parts.whole is not None
