@@ -101,11 +101,9 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum norm of the gradient; None for no limit."""
     smoothing: BelowOne = 0.1
     """Label smoothing of the training loss; validation uses plain cross-entropy."""
-    average: Literal["auto", "none", "ema", "swa"] = "auto"
+    average: Literal["auto", "none", "ema"] = "auto"
     """Averaging of the weights (``ls_edge.training.optim``); ``auto`` is the method's choice."""
     average_decay: BelowOne = 0.999
-    average_from: BelowOne = 0.75
-    """Fraction of training after which ``swa`` begins."""
 
 
 class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,8 +155,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: Threads | None = None
     """CPU threads of torch; None: one for models below a million parameters, otherwise torch's choice. A run is
     reproducible bit by bit only with the same number."""
-    log: Literal["tensorboard", "wandb", "mlflow"] | None = None
-    """Destination of curves by order, blocks kept, and slot; None only writes losses to TensorBoard."""
+    log: Literal["tensorboard"] | None = None
+    """``tensorboard`` adds curves by order, blocks kept, and slot; losses are always written."""
     validation_orders: Orders = 4
     """Number of seeded orders for the validation of a method that shuffles."""
 
@@ -223,7 +221,6 @@ FLAGS: dict[str, tuple[str, str]] = {
     "data": ("data", "source"),
     "model": ("model", "name"),
     "depth": ("model", "depth"),
-    "img_size": ("model", "img_size"),
     "init": ("model", "init"),
     "pretrained": ("model", "pretrained"),
     "lr": ("optim", "lr"),
@@ -333,13 +330,9 @@ def find_recipe(path: Path) -> Path:
     if path.exists() or len(path.parts) > 1 or path.suffix not in ("", ".yaml"):
         return path
     if not recipe.is_file():
-        raise UsageError(f"no such file and no recipe {str(path)!r}; the recipes are {', '.join(recipe_names())}")
+        known = ", ".join(sorted(item.stem for item in RECIPES.glob("*.yaml")))
+        raise UsageError(f"no such file and no recipe {str(path)!r}; the recipes are {known}")
     return recipe
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the packaged recipes."""
-    return sorted(item.stem for item in RECIPES.glob("*.yaml"))
 
 
 def to_yaml(value: msgspec.Struct) -> str:

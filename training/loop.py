@@ -33,7 +33,7 @@ from ls_edge.training.class_order import check_class_order, in_class_order
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
 from ls_edge.training.data import Batches, choose_augment, normalizer, split
 from ls_edge.training.distributed import DistributedContext, from_environment, process_group
-from ls_edge.training.logs import SCALARS, check_library, curves, first_images, open_logs, where_to_look
+from ls_edge.training.logs import SCALARS, curves, first_images, open_log
 from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.optim import default_rate
@@ -92,7 +92,6 @@ def train(
     started = time.perf_counter()
     out = Path(out)
     _check_apart(out, config.data.source)
-    check_library(config)
     if not resume and not overwrite:
         _check_new(out)
     device = choose_device(config.device)
@@ -272,9 +271,8 @@ class _Training:
             device=str(view.device),
             precision=str(self.task.dtype).removeprefix("torch."),
             seconds=round(time.perf_counter() - started, 3),
-            cost=self.progress.cost,
             settings=self.config,
-            log=where_to_look(self.config, self.out) if self.config.epochs else "",
+            log=f"tensorboard --logdir {self.out}" if self.config.epochs else "",
         )
 
     def _resume(self) -> None:
@@ -355,7 +353,7 @@ class _Training:
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
         done = self.progress.epochs_done
-        with open_logs(self.out, self.config, done) if self.context.is_main else contextlib.nullcontext() as write:
+        with open_log(self.out, done) if self.context.is_main else contextlib.nullcontext() as write:
             looked_at = None
             if write is not None and self.config.log is not None:
                 looked_at = first_images(held.fixed(), self.task.normalize)
@@ -376,7 +374,7 @@ class _Training:
         seed_epoch(self.config.seed + (self.context.rank << 20), epoch)
         kept = f"{self.out} keeps {'the initial model' if before.best_epoch is None else 'the last good checkpoint'}"
         try:
-            train_loss, lr, seen, cost = self.task.epoch(epoch, train_batches, self.reporter.advance)
+            train_loss, lr, seen = self.task.epoch(epoch, train_batches, self.reporter.advance)
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {kept}") from None
         trained = time.perf_counter() - begin
@@ -391,7 +389,6 @@ class _Training:
             best_epoch=epoch if best else before.best_epoch,
             best_loss=loss if best else before.best_loss,
             scaler=self.task.scaler.state_dict(),
-            cost=before.cost + cost,
             best_top1=top1 if best else before.best_top1,
             start_top1=before.start_top1,
             data=before.data,

@@ -81,18 +81,11 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, steps: 
 def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel | None:
     """Return a copy of ``view`` for averaged weights, or None.
 
-    ``ema`` is an exponential average whose memory grows with the steps up to ``average_decay``. ``swa`` (arXiv
-    1803.05407) is the plain average over the last part of training.
+    ``ema`` is an exponential average whose memory grows with the steps up to ``average_decay``.
     """
-    if config.average not in ("ema", "swa"):
+    if config.average != "ema":
         return None
-    average = exponential_average(config.average_decay) if config.average == "ema" else None
-    return AveragedModel(view, multi_avg_fn=average, use_buffers=True)
-
-
-def averages_step(config: OptimConfig, step: int, steps: int) -> bool:
-    """Return whether the weights after step ``step`` (counted from 0) of ``steps`` are part of the average."""
-    return config.average != "swa" or step >= int(config.average_from * steps)
+    return AveragedModel(view, multi_avg_fn=exponential_average(config.average_decay), use_buffers=True)
 
 
 def exponential_average(decay: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:

@@ -60,8 +60,6 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     device: str
     precision: str
     seconds: float
-    cost: float
-    """Cost in forward passes of the whole model for one image."""
     settings: TrainConfig
     log: str = ""
     """Command or place that shows the curves; empty without training."""

@@ -25,7 +25,7 @@ from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.methods.base import Method
 from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import averages_step, make_averaged_model, make_optimizer, make_schedule
+from ls_edge.training.optim import make_averaged_model, make_optimizer, make_schedule
 from ls_edge.training.precision import autocast, choose_precision
 from ls_edge.training.runs.teacher import TeacherCriterion, open_teacher
 
@@ -91,32 +91,27 @@ class TrainingTask:
             return self.view
         return cast(BlockView, self._averaged.module)
 
-    def epoch(
-        self, epoch: int, batches: Batches, on_step: Callable[[float | None], None]
-    ) -> tuple[float, float, int, float]:
-        """Train an epoch; return mean loss, last learning rate, number of images over all processes, and cost.
+    def epoch(self, epoch: int, batches: Batches, on_step: Callable[[float | None], None]) -> tuple[float, float, int]:
+        """Train an epoch; return mean loss, last learning rate, and number of images over all processes.
 
-        The cost is in forward passes of the whole model for one image. ``on_step`` is called after each step, with the
-        mean loss so far if it was checked. Raise :class:`TrainingStopped` if the loss is not finite.
+        ``on_step`` is called after each step, with the mean loss so far if it was checked. Raise
+        :class:`TrainingStopped` if the loss is not finite.
         """
-        config, work = self.config, self.view.work
+        config = self.config
         steps = batches.steps()
         schedule = make_schedule(self._optimizer, config.optim, config.epochs * steps)
-        teacher_cost = 0.0 if self._teacher is None else self._teacher.flops() / work.forward
         unchecked: list[tuple[int, StepPlan, float, Tensor]] = []
         losses: list[float] = []
-        seen, rate, cost = 0, 0.0, 0.0
+        seen, rate = 0, 0.0
         self.view.train()
         for step, batch in enumerate(batches.epoch(epoch), (epoch - 1) * steps):
             schedule.step_update(step)
             rate = float(self._optimizer.param_groups[0]["lr"])
             plan = self.method.draw(self.bands, config.seed, step, step / (config.epochs * steps))
             loss = self._step(batch, plan)
-            if self._averaged is not None and averages_step(config.optim, step, config.epochs * steps):
+            if self._averaged is not None:
                 self._averaged.update_parameters(self.view)
-            images = len(batch[1]) * self.context.world_size
-            cost += images * (plan.cost(work, teacher=self.method.teacher is not None) + teacher_cost)
-            seen += images
+            seen += len(batch[1]) * self.context.world_size
             unchecked.append((step, plan, rate, loss))
             if len(unchecked) == CHECK_EVERY or step == epoch * steps - 1:
                 losses += self._check(unchecked)
@@ -126,7 +121,7 @@ class TrainingTask:
                 on_step(None)
         if unchecked:  # fewer batches than steps, because batches without a decodable image were skipped
             losses += self._check(unchecked)
-        return sum(losses) / max(1, len(losses)), rate, seen, cost
+        return sum(losses) / max(1, len(losses)), rate, seen
 
     def _step(self, batch: Batch, plan: StepPlan) -> Tensor:
         pixels, labels = batch

@@ -21,10 +21,8 @@ class AnalysisSettings(ModelSettings, frozen=True, kw_only=True):
     ] = None
     limit: Annotated[Images | None, flag("Maximum number of images, each of which is used once.")] = None
     orders: Annotated[Orders, flag("Random orders of all blocks.")] = 16
-    pool: Annotated[
-        Literal["mean", "first"],
-        flag("Tokens that represent an image: their mean, or the first one (the class token, if any)."),
-    ] = "mean"
+    pool: Literal["mean", "first"] = "mean"
+    """Tokens that represent an image: their mean, or the first one (the class token, if any)."""
     batch_size: Annotated[BatchSize, flag("Images at a time.")] = 32
 
 

@@ -111,10 +111,10 @@ def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     evaluation = _evaluation(folder, run.weights_sha256)
     problem = write_published(run, target)
     view = run.view
-    flops = view.work.forward
+    flops, block = view.count_flops()
     cost = {
         "parameters": f"{sum(p.numel() for p in view.parameters()) / 1e6:.2f} million",
-        "operations": f"{flops / 1e9:.3g} GFLOPs per image, {show_percent(view.work.block / flops)} in each block",
+        "operations": f"{flops / 1e9:.3g} GFLOPs per image, {show_percent(block / flops)} in each block",
         "tokens between blocks": f"{byte_size(view.token_spec.bytes_per_image)} per image",
     }
     about = {"model": shown_model(run.record, view), "method": run.record.method}

@@ -200,7 +200,6 @@ CASES = r"""
 2 | ANALYZE --what '' | --what '' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
 2 | ANALYZE --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
-2 | ANALYZE --pool last | '--pool': 'last' is not one of 'first', 'mean'
 2 | ANALYZE --bands 0/2 | bands 0/2: expected block 1, found block 2; list each block once, with
 2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
 2 | ANALYZE --report file.txt/x.html | cannot write file.txt/x.html

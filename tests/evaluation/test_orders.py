@@ -21,7 +21,7 @@ def test_shapes_fit_into_the_largest_band():
     assert Bands(5).equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
 
 
-def test_kendall_tau_is_1_for_the_trained_order():
+def test_kendall_tau_is_1_for_the_trained_order_and_minus_1_for_the_reversed_one():
     assert kendall_tau([0, 1, 2, 3]) == 1.0
     assert kendall_tau([3, 2, 1, 0]) == -1.0
     assert kendall_tau([1, 0, 2]) == pytest.approx(1 / 3)

@@ -157,14 +157,6 @@ def test_shift_moves_and_crop_mirrors():
     assert augment(pixels, "none", generator) is pixels
 
 
-def test_timms_augmentation_returns_images_of_the_size(tmp_path):
-    found = batches(open_data(str(write_images(tmp_path)), "train").images, kind="timm")
-    assert found._pixels is None
-    pixels, _ = next(found.epoch(1))
-    assert pixels.shape == (4, 3, 16, 16)
-    assert pixels.dtype == torch.uint8
-
-
 def test_auto_augmentation_depends_on_source_and_size():
     large = ImageSpec(size=(224, 224), mean=SPEC.mean, std=SPEC.std)
     assert choose_augment("auto", "digits", SPEC) == "shift"

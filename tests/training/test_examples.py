@@ -3,16 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors
 import torch
 
-from ls_edge.core.bands import Bands
-from ls_edge.training.config import read_config
-from ls_edge.training.methods.registry import make_method
-from ls_edge.training.models.families import family_of
-from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.checkpoint import load_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -74,21 +68,6 @@ def test_an_example_matches_its_configuration(run, folder):
     )  # fmt: skip
 
 
-def test_orders_and_waves_hardly_change_the_answers(run):
-    """Check the effect of the training on smooth generated pictures, without the data set."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.randn(24, 3, 4, 4, generator=generator)
-    images = torch.nn.functional.interpolate(coarse, (32, 32), mode="bicubic").clamp(-1, 1)
-    orders = run.bands.random_orders(6, seed=0)
-    waves = [run.bands.equal_waves(orders[0], tracks, 2) for tracks in (2, 4)]
-    with torch.no_grad():
-        trained = run.view(images).numpy()
-        others = [run.view(images, order).numpy() for order in (*orders, *waves)]
-    cosines = [float((trained * other).sum() / np.linalg.norm(trained) / np.linalg.norm(other)) for other in others]
-    assert min(cosines) > 0.9
-    assert all(not np.array_equal(trained, other) for other in others)
-
-
 def test_the_documented_accuracies_match_the_evaluation(folder, run):
     said = json.loads((folder / "eval.json").read_text())
     assert said["images"] == 5000
@@ -99,23 +78,3 @@ def test_the_documented_accuracies_match_the_evaluation(folder, run):
     text = (folder / "README.md").read_text()
     for figure in (said["sequential"]["top1"], said["arbitrary"]["top1_mean"]):
         assert f"{100 * figure:.1f} %" in text
-
-
-@pytest.mark.parametrize(("name", "family"), [("cait", "Cait"), ("mixer", "MlpMixer")])
-def test_the_small_models_of_other_families_are_trained_with_the_ends_in_place(name, family):
-    folder = EXAMPLES / "families"
-    start, _ = read_config(folder / f"{name}-start.yaml", {})
-    view = build(start.model.name, {**start.model.args, "num_classes": 10})
-    assert type(view.model).__name__ == family
-    assert family_of(view.model) is not None
-    assert (view.num_blocks, view.image_size, view.token_spec.count) == (8, (32, 32), 64)
-    assert 1.0e6 < sum(parameter.numel() for parameter in view.parameters()) < 1.4e6
-    config, _ = read_config(folder / "anyorder.yaml", {})
-    assert config.method == "anyorder"
-    assert make_method(config.method, config.method_args).default_bands(view) == Bands.from_json("0/1-6/7")
-    images = torch.randn(2, 3, 32, 32)
-    torch.nn.init.normal_(view.model.head.weight)  # timm's Mixer starts with zeros, where no order shows
-    with torch.no_grad():
-        trained, other = view.eval()(images), view(images, [0, 3, 2, 1, 6, 5, 4, 7])
-    assert trained.shape == (2, 10)
-    assert not torch.equal(trained, other)

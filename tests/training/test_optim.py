@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from ls_edge.training.config import OptimConfig
-from ls_edge.training.loop import train
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build, create
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import averages_step, default_rate, make_averaged_model, make_optimizer, make_schedule
+from ls_edge.training.optim import default_rate, make_averaged_model, make_optimizer, make_schedule
 from tests.training import trainings
-from tests.training.trainings import SMALL, Silent, logits
+from tests.training.trainings import SMALL
 
 settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
 
@@ -59,42 +58,18 @@ def test_decay_spares_vectors_and_positions():
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
 
 
-def test_averages_are_exponential_or_plain_means():
+def test_averages_are_exponential_and_warm_up():
     view = build("vit_digits", {**SMALL, "depth": 1})
-    ema, swa = (
-        make_averaged_model(view, OptimConfig(average=kind, average_decay=0.5, average_from=0.5))
-        for kind in ("ema", "swa")
-    )
+    ema = make_averaged_model(view, OptimConfig(average="ema", average_decay=0.5))
     values = [1.0, 2.0, 4.0, 8.0]
     mean = values[0]
     for step, value in enumerate(values):
         with torch.no_grad():
             view.model.head.bias.fill_(value)
         ema.update_parameters(view)
-        if averages_step(OptimConfig(average="swa", average_from=0.5), step, 4):
-            swa.update_parameters(view)
         mean += max(1 - 0.5, 9 / (10 + step)) * (value - mean)
     assert ema.module.model.head.bias[0].item() == pytest.approx(mean)
-    assert swa.module.model.head.bias[0].item() == pytest.approx(6.0)
     assert view.model.head.bias[0].item() == 8.0
-
-
-def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
-    config = settings(epochs=3, optim={"average": "ema", "average_decay": 0.9})
-    train(config, tmp_path / "whole", reporter=Silent())
-    train(settings(epochs=3), tmp_path / "plain", reporter=Silent())
-    assert not torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "plain"))
-
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            if metrics.epoch == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", reporter=Stops())
-    train(config, tmp_path / "broken", reporter=Silent(), resume=True)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
-    assert files[0] == files[1]
 
 
 def test_weights_that_are_fitted_to_a_start_learn_slowly():

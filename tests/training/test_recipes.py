@@ -58,12 +58,6 @@ def test_the_settings_of_all_recipes_match_the_document():
             assert (list(value) if isinstance(value, tuple) else value) == wanted, (name, setting)
 
 
-def test_baselines_and_refined_models_keep_their_order():
-    for name in NAMES:
-        if re.search("depth|sequential", name):
-            assert settings_of(name).method == "sequential", name
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
 def test_a_recipe_builds_and_its_rate_falls_in_a_straight_line(name):
     config = settings_of(name)

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ls_edge.core import plugins, validation
-from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ls_edge.training.methods.base import Method
-    from ls_edge.training.models.flops import WorkProfile
 
 METHODS = {
     "sequential": "base.Method",
@@ -57,9 +55,3 @@ def make_method(name: str, args: dict[str, Any], *, reference: bool = True) -> M
         text = validation.explain(str(error), args, kind.settings_type).text
         known = ", ".join(kind.settings_type.__struct_fields__) or "none"
         raise UsageError(f"method {name} with settings {args}: {text}; its settings are {known}") from None
-
-
-def expected_cost(method: Method, work: WorkProfile, *, draws: int = 400) -> float:
-    """Return the mean of :meth:`StepPlan.cost` over ``draws`` plans."""
-    plans = (method.draw(Bands(work.num_blocks), 0, step) for step in range(draws))
-    return sum(plan.cost(work, teacher=method.teacher is not None) for plan in plans) / draws

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -13,24 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class WorkProfile:
-    """Operations per image of the parts of a model, in any unit; by default, the model has only blocks."""
-
-    num_blocks: int
-    stem: float = 0.0
-    block: float = 1.0
-    """Operations of a block without a method's modules."""
-    head: float = 0.0
-    added: float = 0.0
-    """Operations of the modules that a method adds to each block."""
-
-    @property
-    def forward(self) -> float:
-        """Operations of a forward pass of the whole model, without a method's modules."""
-        return self.stem + self.num_blocks * self.block + self.head
 
 
 def count_flops(run: Callable[[], T]) -> tuple[int, T]:

@@ -43,10 +43,6 @@ class SlotModule(nn.Module):
         """Return the callable that :meth:`forward` calls to run block ``index``, and that training compiles."""
         return block
 
-    def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
-        """Return the number of elementwise operations added to a block for an image of ``count`` tokens of ``dim``."""
-        return 0
-
 
 @dataclass(frozen=True)
 class Branch:
@@ -141,10 +137,6 @@ class SlotNorms(SlotModule):
         layer, or a batch of these.
         """
         return self._running[self._table_of[index]].run if index in self._table_of else block
-
-    def elementwise_flops(self, count: int, dim: int) -> int:
-        """Count a product and a sum at each norm, and a product at the end of each branch."""
-        return int(self.tables[0].shape[1]) * 3 * count * dim
 
 
 def _conditioned(branch: Branch) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:

@@ -148,7 +148,9 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
     except Exception as error:  # noqa: BLE001 - the hub and the builders raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if not pretrained:
-            raise ModelError(f"{name} cannot be built with {args}: {reason}; change --img-size or the model") from None
+            raise ModelError(
+                f"{name} cannot be built with {args}: {reason}; change model.img_size or the model"
+            ) from None
         if unreachable and type(error).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
             reason = f"{unreachable} cannot be reached, and the weights are not in its cache"
         raise ModelError(

@@ -23,7 +23,7 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import TokenSpec
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.families import Family, family_of, shape_of_tokens
-from ls_edge.training.models.flops import WorkProfile, count_flops, evaluation_mode
+from ls_edge.training.models.flops import count_flops, evaluation_mode
 from ls_edge.training.models.slots import Branch, PositionPredictor, SlotModule
 
 METHOD = "method."
@@ -46,7 +46,6 @@ class BlockView(nn.Module):
         self.checkpointing = False
         """Whether training recomputes the activations of a block for its gradients instead of keeping them."""
         self._compiled: list[Callable[..., Tensor]] | None = None
-        self._work: tuple[tuple[Any, ...], WorkProfile] | None = None
         self._find_blocks()
 
     def _find_blocks(self) -> None:
@@ -110,29 +109,14 @@ class BlockView(nn.Module):
         """Device of the parameters."""
         return next(self.model.parameters()).device
 
-    @property
-    def work(self) -> WorkProfile:
-        """Operations of stem, block, head, and the method's modules; counted once for each set of modules."""
-        modules = (self.num_blocks, type(self.slots), type(self.predictor))
-        if self._work is None or self._work[0] != modules:
-            self._work = modules, self._count_work()
-        return self._work[1]
-
-    def _count_work(self) -> WorkProfile:
+    def count_flops(self) -> tuple[int, int]:
+        """Return the floating-point operations for an image: of the whole model, and of a block."""
         with evaluation_mode(self), torch.autocast(self.device.type, enabled=False):
             images = torch.zeros(1, 3, *self.image_size, device=self.device)
             stem, tokens = count_flops(lambda: self.stem(images))
             head, _ = count_flops(lambda: self.head(tokens))
-            block, _ = count_flops(lambda: self._blocks[0](tokens, **self._family.block_inputs(self.model, 0)))
-            added = 0
-            if self.slots is not None:
-                index = max(self.owners, key=self.owners.count)  # a method may add to repeated blocks only
-                added += count_flops(lambda: self._run(index, tokens, index))[0] - block
-                added += self.slots.elementwise_flops(*tokens.shape[1:])
-            if self.predictor is not None:
-                predictor = self.predictor
-                added += count_flops(lambda: predictor(0, tokens))[0]
-        return WorkProfile(num_blocks=self.num_blocks, stem=stem, block=block, head=head, added=added)
+            block, _ = count_flops(lambda: self._run(0, tokens, 0))
+        return stem + self.num_blocks * block + head, block
 
     def stem(self, images: Tensor) -> Tensor:
         """Return tokens ``[B, N, D]`` of normalized images ``[B, 3, H, W]``."""

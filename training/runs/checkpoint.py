@@ -76,8 +76,6 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     best_loss: float | None = None
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
-    cost: float = 0.0
-    """Cost of training so far, in forward passes of the model."""
     best_top1: float = 0.0
     """Top-1 of the best epoch in the method's validation."""
     start_top1: float | None = None

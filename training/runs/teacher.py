@@ -22,7 +22,6 @@ from torch.nn import functional
 from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
-from ls_edge.training.models.flops import count_flops
 from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import check_values
 from ls_edge.training.precision import autocast, preserve_rng_state
@@ -71,11 +70,6 @@ class Teacher:
     def targets(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Concatenate labels, int64 ``[B]``, and the teacher's logits to float32 ``[B, 1 + C]``."""
         return torch.cat((labels[:, None].float(), self.logits(pixels)), dim=1)
-
-    def flops(self) -> int:
-        """Return the FLOPs of a forward pass for one image."""
-        images = torch.zeros(1, 3, *self.size, device=self._device)
-        return count_flops(lambda: self.model(images))[0]
 
 
 class TeacherCriterion(nn.Module):

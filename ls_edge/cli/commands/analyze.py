@@ -54,40 +54,39 @@ skipped block, and images whose answer depends on them.
         "ls-edge analyze run --data digits",
         "ls-edge analyze bundle --data val --what importance,agreement --json",
         "ls-edge analyze run --data val --limit 500 --report analysis.html",
-        "ls-edge analyze shuffled --against start --data val --report both.html",
+        "ls-edge analyze shuffled start --data val --report both.html",
         "ls-edge analyze trace.jsonl --data val --report orders.html",
     ),
 )
-@click.argument("run_or_bundle", type=options.FILE, metavar="RUN_OR_BUNDLE_OR_TRACE")
-@options.path("--against", "Run or bundle to show next to it.", metavar="RUN_OR_BUNDLE")
+@click.argument("models", type=options.FILE, nargs=-1, required=True, metavar="RUN_OR_BUNDLE_OR_TRACE...")
 @options.DATA
 @options.settings(AnalysisSettings)
 @options.JSON
 @options.REPORT
 def command(
-    run_or_bundle: Path,
-    against: Path | None,
+    models: tuple[Path, ...],
     data: str,
     report: Path | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
     """Analyze one model, or two next to each other, or a trace."""
-    if is_trace(run_or_bundle):
-        if against is not None or settings["what"] is not None:
-            raise UsageError(f"{run_or_bundle} is a trace, which has neither --against nor --what; leave them out")
-        _analyze_trace(run_or_bundle, open_data(data, "eval"), report, as_json=as_json)
+    if len(models) > 2:
+        raise UsageError(f"{len(models)} models; name one, or two to show next to each other")
+    if is_trace(models[0]):
+        if len(models) > 1 or settings["what"] is not None:
+            raise UsageError(f"{models[0]} is a trace, which has no second model and no --what; leave them out")
+        _analyze_trace(models[0], open_data(data, "eval"), report, as_json=as_json)
         return
-    folders = [run_or_bundle, *([] if against is None else [against])]
-    for folder in folders:
+    for folder in models:
         if (runs := model_folders(folder)) != [local_folder(folder)]:
             raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
     images = open_data(data, "eval")
     with StepProgress("analyze") as progress:
-        analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in folders]
+        analyses = [analyze(folder, images, **settings, on_progress=progress, on_warning=warn) for folder in models]
     note_account(analyses[0].settings["account"])
     if as_json:
-        print_json(analyses[0] if against is None else {"analyses": analyses})
+        print_json(analyses[0] if len(models) == 1 else {"analyses": analyses})
     else:
         console = open_console()
         for place, found in enumerate(analyses):

@@ -27,22 +27,13 @@ if TYPE_CHECKING:
 
 
 def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    """Print the name and the first line of each recipe, and end the command."""
-    from ls_edge.training.config import find_recipe, recipe_names
+    """Print the file and the first line of each recipe, and end the command."""
+    from ls_edge.training.config import RECIPES
 
     if is_given:
-        for name in recipe_names():
-            first = find_recipe(Path(name)).read_text(encoding="utf-8").splitlines()[0]
-            click.echo(f"{name:28}  {first.lstrip('# ').partition(' docs/')[0]}")
-        context.exit()
-
-
-def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Print a recipe, a file for --config, and end the command."""
-    from ls_edge.training.config import find_recipe
-
-    if name is not None:
-        click.echo(find_recipe(Path(name)).read_text(encoding="utf-8"), nl=False)
+        for path in sorted(RECIPES.glob("*.yaml")):
+            first = path.read_text(encoding="utf-8").splitlines()[0]
+            click.echo(f"{path.stem:28}  {first.lstrip('# ').partition(' docs/')[0]}  {path}")
         context.exit()
 
 
@@ -70,7 +61,6 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
-@options.count("--img-size", "Side of the images, in pixels.  [default: the model's]", most=16_384, metavar="PIXELS")
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
 @options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
@@ -82,14 +72,14 @@ def _show_recipe(context: click.Context, _: click.Parameter, name: str | None) -
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
 @options.SET
 @click.option(
-    "--list-recipes", is_flag=True, is_eager=True, expose_value=False, callback=_list_recipes, help="List the recipes."
+    "--recipes",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_recipes,
+    help="List the recipes and their files.",
 )
-@click.option(
-    "--show-recipe", metavar="NAME", is_eager=True, expose_value=False, callback=_show_recipe, help="Print a recipe."
-)
-@options.choice(
-    "--log", ["tensorboard", "wandb", "mlflow"], "Destination of additional curves: by order, blocks kept, and slot."
-)
+@options.choice("--log", ["tensorboard"], "Destination of additional curves: by order, blocks kept, and slot.")
 @options.flag("--resume", "Continue the run in RUN with its own settings.")
 @options.flag("--overwrite", "Replace the run in RUN.")
 @options.JSON

@@ -162,7 +162,7 @@ def test_the_page_has_the_charts_and_pictures_of_each_kind(command, both, tmp_pa
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 def test_two_models_are_shown_side_by_side(command, both, tmp_path):
     what = ("--what", "slots,norms,pairs", "--report", tmp_path / "both.html")
-    code, out, err = command("analyze", both[0], "--against", both[1], *FEW, *what, "--json")
+    code, out, err = command("analyze", both[0], both[1], *FEW, *what, "--json")
     assert code == 0, err
     first, second = json.loads(out)["analyses"]
     assert [one["settings"]["of"] for one in (first, second)] == list(map(str, both))
@@ -170,7 +170,7 @@ def test_two_models_are_shown_side_by_side(command, both, tmp_path):
     page = (tmp_path / "both.html").read_text()
     assert page.count("data-chart=") == 6
     assert page.count("add most within one slot of their trained place") == 2
-    code, out, err = command("analyze", both[0], "--against", both[1], *FEW, "--what", "slots")
+    code, out, err = command("analyze", both[0], both[1], *FEW, "--what", "slots")
     assert out.count("6 blocks, 24 images of digits") == 2
 
 

@@ -76,7 +76,7 @@ def test_the_page_shows_the_images(command, trace, tmp_path):
 
 def test_options_for_models_and_broken_lines_are_refused(command, trace, tmp_path):
     code, _, err = command("analyze", trace, "--data", "digits", "--what", "slots")
-    assert (code, "which has neither --against nor --what" in err) == (2, True)
+    assert (code, "which has no second model and no --what" in err) == (2, True)
     broken = tmp_path / "broken.jsonl"
     broken.write_bytes(trace.read_bytes() + b'{"id":8}\n')
     code, _, err = command("analyze", broken, "--data", "digits")

@@ -13,7 +13,7 @@ from ls_edge.cli.options import FILE, FOLDER
 from tests.cli.test_help import commands_below
 
 READ = {
-    "--against", "--bundle", "--config", "--init", "--links", "--peers", "--secret-key", "--run", "--tls-cert",
+    "--bundle", "--config", "--init", "--links", "--peers", "--secret-key", "--run", "--tls-cert",
     "--tls-key", "--token-file",
 }  # fmt: skip
 """Options whose files and folders are only read."""

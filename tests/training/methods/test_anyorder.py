@@ -7,8 +7,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
-from ls_edge.training.methods.registry import expected_cost, make_method
-from ls_edge.training.models.flops import WorkProfile
+from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.teacher import TeacherCriterion
 
@@ -41,7 +40,6 @@ def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
     whole = sum(len(item.order) == 8 for item in found) / len(found)
     assert 0.18 < whole < 0.26
     assert {len(item.order) for item in found} == set(range(1, 9))
-    assert 2.2 < expected_cost(make_method("anyorder", {}), WorkProfile(8)) < 2.3
     assert {len(wave) for item in found for wave in item.waves} == {1, 2, 3, 4}
     assert make_method("anyorder", {}).draw(Bands(8), 3, 17) == make_method("anyorder", {}).draw(Bands(8), 3, 17)
 

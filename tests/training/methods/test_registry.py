@@ -10,7 +10,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.loop import train
-from ls_edge.training.methods.registry import METHODS, expected_cost, make_method
+from ls_edge.training.methods.registry import METHODS, make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
@@ -78,13 +78,11 @@ def test_every_method_trains_and_loads_again(start, tmp_path, method):
     teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
     model = msgspec.structs.replace(settings().model, args={}, init=str(start))
     config = msgspec.structs.replace(settings(method=method), teacher=teacher, model=model)
-    summary = train(config, tmp_path / "run", reporter=Silent(), model_named=False)
+    train(config, tmp_path / "run", reporter=Silent(), model_named=False)
     run = load_run(tmp_path / "run")
     assert run.record.method == method
     assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
     assert run.view.needs_slot == (method == "position")
-    per_image = expected_cost(make_method(method, {}), run.view.work) + (1 if method == "anyorder" else 0)
-    assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
     again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
                                     epochs=0)  # fmt: skip
     train(again, tmp_path / "again", reporter=Silent(), model_named=False)

@@ -4,13 +4,11 @@ import pytest
 import timm
 import torch
 
-from ls_edge.core.arrangement import random_order
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import BlockView
 from tests.arrangements import arrangement_of
-from tests.training.trainings import SMALL as TINY
 
 torch.set_num_threads(1)
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
@@ -101,15 +99,6 @@ def test_a_block_that_the_model_lacks_is_refused():
         BlockView(tiny())(torch.zeros(1, 3, 32, 32), [0, 4])
 
 
-def test_a_view_leaves_the_mode_of_the_model_alone():
-    model = tiny().train()
-    model.blocks[1].eval()
-    BlockView(model)
-    assert model.training
-    assert not model.blocks[1].training
-    assert model.blocks[0].training
-
-
 def test_weights_have_timms_names_and_are_checked():
     view = BlockView(tiny())
     weights = view.weights()
@@ -124,17 +113,12 @@ def test_weights_have_timms_names_and_are_checked():
         other.load_weights({**weights, "more": torch.zeros(1)})
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize(("drop_path", "graphs"), [(0.0, 2), (0.2, 12)])
-def test_graphs_are_shared_by_orders(drop_path, graphs):
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    view = BlockView(create("vit_digits", **{**TINY, "depth": 12}, drop_path_rate=drop_path)).train()
-    counter = CompileCounter()
-    view.compile_blocks(backend=counter)
-    images = torch.randn(2, 3, 16, 16)
-    for step in range(3):
-        view(images, random_order(12, 0, step)).sum().backward()
-        assert 1 <= counter.frame_count <= graphs
-    torch._dynamo.reset()
+def test_operations_of_stem_blocks_and_head_are_counted():
+    view = BlockView(create("vit_cifar"))
+    modes = [module.training for module in view.modules()]
+    # Block of width 192 on 16 tokens: qkv and proj 4 D^2, MLP of ratio two 4 D^2, attention 2 N D, two operations each.
+    block = 2 * 16 * (8 * 192**2 + 2 * 16 * 192)
+    convolutions = ((3, 64, 16), (64, 128, 8), (128, 128, 8), (128, 192, 4))
+    stem = sum(2 * 9 * before * after * side**2 for before, after, side in convolutions) + 2 * 16 * 192**2
+    assert view.count_flops() == (stem + 8 * block + 2 * 192 * 10, block)
+    assert [module.training for module in view.modules()] == modes

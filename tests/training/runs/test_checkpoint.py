@@ -31,13 +31,6 @@ def test_a_run_is_read_as_it_was_saved(tmp_path):
     assert torch.equal(run.view(images, [1, 0]), made.view.eval()(images, [1, 0]))
 
 
-def test_saving_twice_gives_the_same_bytes(tmp_path):
-    one, two = (save(tmp_path / name, start()) for name in "ab")
-    assert (one / WEIGHTS).read_bytes() == (two / WEIGHTS).read_bytes()
-    assert load_run(one).weights_sha256 == load_run(two).weights_sha256
-    assert sorted(path.name for path in one.iterdir()) == ["config.yaml", "model.safetensors"]
-
-
 def test_a_model_of_another_size_has_its_own_name(tmp_path):
     usual = save(tmp_path / "usual", start(args={}))
     own = save(tmp_path / "own", start(name="vit_tiny_patch16_224", args={

@@ -89,18 +89,6 @@ def test_arguments_that_contradict_a_run_are_refused(tmp_path, args, words):
     assert start(init=run, args={**TINY, "drop_path_rate": 0.1, "img_size": 16}).args["drop_path_rate"] == 0.1
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped"])
-def test_init_reads_files_of_several_forms(tmp_path, form):
-    made = start()
-    path = tmp_path / f"weights.{'safetensors' if form == 'safetensors' else 'pth'}"
-    if form == "safetensors":
-        write_tensors(path, made.view.weights())
-    else:
-        state = {f"module.{name}": value for name, value in made.view.weights().items()}
-        torch.save({"state_dict": state, "epoch": 3} if form == "wrapped" else state, path)
-    assert same(start(seed=3, init=str(path)).view.weights(), made.view.weights())
-
-
 @pytest.mark.filterwarnings("ignore")  # the hub's own
 def test_pretrained_weights_without_a_network_are_one_line(tmp_path, monkeypatch, capsys):
     for name in [name for name in os.environ if "proxy" in name.lower()]:

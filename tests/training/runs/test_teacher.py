@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from PIL import Image
 from torch.nn import functional
 
 from ls_edge.core.errors import ModelError, RunError, UsageError
@@ -95,14 +94,6 @@ def test_losses_weigh_labels_and_teacher(folder):
     assert TeacherCriterion(own, TeacherConfig(weight=0.0))(logits, targets) == own(logits, LABELS)
 
 
-def test_opening_a_teacher_leaves_the_random_state_alone(folder):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    opened(model="test_resnet", weights=str(folder / "resnet.safetensors"))
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize("method", ["shuffle", "anyorder"])
 def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, capsys, method):
     """Without labels, the student learns the teacher's predictions, right or wrong."""
@@ -139,30 +130,6 @@ def digits():
 
 
 PIXELS_OF_DIGITS = digits()
-
-
-def test_a_convolutional_teacher_counts_in_the_cost(tmp_path, capsys):
-    for name in ("cat", "dog"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for index in range(6):
-            picture = Image.new("RGB", (16, 16), (20 * index, 90, 0))
-            picture.save(tmp_path / "data" / name / f"{index}.png")
-    weights = timm.create_model("test_resnet", num_classes=2).state_dict()
-    safetensors.torch.save_file(weights, str(tmp_path / "two.safetensors"))
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    arguments = ["train", "--data", tmp_path / "data", "--config", tmp_path / "tiny.yaml", "--method", "shuffle",
-                 "--epochs", 1, "--batch-size", 4, "--json"]  # fmt: skip
-    teacher = ["--teacher", "test_resnet", "--set", f"teacher.weights={tmp_path / 'two.safetensors'}", "--set",
-               "teacher.kind=soft"]  # fmt: skip
-    assert call(*arguments, "--out", tmp_path / "plain") == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert call(*arguments, "--out", tmp_path / "taught", *teacher) == 0
-    taught = json.loads(capsys.readouterr().out)
-    assert taught["cost"] > 5 * plain["cost"]  # its forward pass at 160 x 160 pixels dwarfs the student
-    own = load_run(tmp_path / "taught").config.teacher
-    assert (own.model, own.kind) == ("test_resnet", "soft")
-    one, other = (load_run(tmp_path / name).view.weights()["head.weight"] for name in ("plain", "taught"))
-    assert not torch.equal(one, other)
 
 
 def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, capsys):
