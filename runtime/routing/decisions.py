@@ -7,7 +7,6 @@ A decision is a list of rules (``decide`` in the rules of a source and of a peer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -55,34 +54,34 @@ class OutOfBudget(NamedTuple):
 
 
 class Case:
-    """A request to decide, and what its rules read."""
+    """A request to decide, and what its rules read; most decisions need only a part of it."""
 
     def __init__(self, decisions: Decisions, request: HeldRequest) -> None:
-        self._rules = decisions.rules
         self.request = request
         self.itinerary = request.itinerary
         self.policy: Policy = policy_of(request.itinerary.policy)
         self.turn = decisions.turn
         self.now = decisions.turn.now
         self.reach = decisions.reach
-        self._num_held = len(decisions.held)
+        self._decisions = decisions
+        self._local: LocalNode | None = None
+        self._linked: list[Neighbor] | None = None
 
-    @cached_property
+    @property
     def local(self) -> LocalNode:
         """Blocks that this process can run."""
-        return self._rules.local_node()
+        if self._local is None:
+            self._local = self._decisions.rules.local_node()
+        return self._local
 
-    @cached_property
-    def budget_end(self) -> float:
-        """End of the budget here."""
-        return self._rules.budget_end(self.request)
-
-    @cached_property
+    @property
     def linked(self) -> list[Neighbor]:
         """Peers to which the request may be handed."""
-        return self.reach.candidates(self.request)
+        if self._linked is None:
+            self._linked = self.reach.candidates(self.request)
+        return self._linked
 
-    @cached_property
+    @property
     def candidates(self) -> Sequence[Neighbor]:
         """The same, without processes to avoid if others can take the request."""
         if self.request.avoid or self.itinerary.avoid:
@@ -90,17 +89,18 @@ class Case:
         return self.linked
 
     @property
+    def budget_end(self) -> float:
+        """End of the budget here."""
+        return self._decisions.rules.budget_end(self.request)
+
+    @property
     def room(self) -> int:
         """Number of further requests that this process may hold, so that tracks of a wave do not exceed its memory."""
-        limits = self.turn.limits
-        return limits.credits + limits.custody - self._num_held
+        return self.turn.limits.credits + self.turn.limits.custody - len(self._decisions.held)
 
-    @cached_property
+    @property
     def credit_wait(self) -> float:
-        """Time to wait for the credit of a preferred holder.
-
-        On a slow link, a transfer in flight frees a credit sooner than tokens would arrive by another way.
-        """
+        """Time to wait for the credit of a preferred holder; on a slow link, as long as a transfer takes."""
         limits, slowest = self.turn.limits, max((n.link.usual_us for n in self.candidates), default=0.0) / 1e6
         return max(limits.credit_wait, min(slowest, limits.hop.most))
 
