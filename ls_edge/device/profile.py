@@ -133,7 +133,7 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     idle_watts: float | None
     """Power before the engines were loaded."""
     power_scope: str | None
-    """Measured consumer: ``board``, ``platform``, ``processor``, ``gpu``, or ``processor and gpu``."""
+    """Measured consumer: ``module``, ``board``, ``platform``, ``processor``, ``gpu``, or ``processor and gpu``."""
     power_channels: dict[str, float]
     energy_mj_per_image: float | None
     """Power, including idle power, times the time of a single image."""

@@ -4,14 +4,16 @@ Sources are interfaces that the kernel documents:
 
 - INA3221 (``Documentation/hwmon/ina3221.rst``): ``in[123]_label``, ``in[123]_input`` in mV, ``curr[123]_input`` in mA.
   INA238 (``Documentation/hwmon/ina238.rst``), at the input of a Thor's carrier board: ``power1_input`` in microwatts.
-  The channels that add up to the whole board depend on the board (:data:`BOARD_CHANNELS`, from the chapter "Platform
-  Power and Performance" of NVIDIA's Jetson Linux Developer Guide). Alarms: ``curr*_crit_alarm``, ``curr*_max_alarm``.
+  The channels that add up to the module or the board depend on the board (:data:`TOTAL_CHANNELS`, from the chapter
+  "Platform Power and Performance" of NVIDIA's Jetson Linux Developer Guide). Alarms: ``curr*_crit_alarm``,
+  ``curr*_max_alarm``.
 - Over-current events of a Jetson, counted from boot: ``oc*_event_cnt`` of the hwmon device ``soctherm_oc``.
 - RAPL (``Documentation/power/powercap/powercap.rst``): ``energy_uj`` in microjoules, which wraps around to 0 after
   ``max_energy_range_uj``; on most kernels, only root can read it.
 - ``/sys/class/thermal``: temperatures, trip points, and cooling devices; ``/sys/devices/system/cpu``: clocks, and
   ``thermal_throttle`` on x86; ``get_throttled`` of a Raspberry Pi's firmware.
-- NVML through its C interface, for NVIDIA cards.
+- NVML through its C interface, for NVIDIA cards. On a Jetson it answers 0 to much that it does not know, so 0 is
+  unknown, and devfreq and hwmon have priority.
 
 Missing values are None or empty; nothing is estimated. The root folder is a parameter, so that a copy of a board's file
 tree can be read.
@@ -32,14 +34,14 @@ import msgspec
 
 from ls_edge.device.hardware import text_of
 
-BOARD_CHANNELS = (
-    {"VDD_IN"},  # Orin Nano, Orin NX, Xavier NX, TX2: the whole module
-    {"POM_5V_IN"},  # Nano
-    {"VIN"},  # Thor
+TOTAL_CHANNELS = (
+    ({"VDD_IN"}, "module"),  # Orin Nano, Orin NX, Xavier NX, TX2
+    ({"POM_5V_IN"}, "module"),  # Nano
+    ({"VIN"}, "board"),  # the input of Thor's carrier board
     # AGX Orin has no such channel; VDDQ_VDD2_1V8AO is fed by VIN_SYS_5V0, so it must not be added again
-    {"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"},
+    ({"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"}, "module"),
 )
-"""Channels that identify a board; their sum is its total power."""
+"""Channels that identify a board, and what their sum measures."""
 
 SAMPLE_EVERY_S = 0.05
 """Interval between power readings; a shorter one captures peaks but costs processor time."""
@@ -47,7 +49,9 @@ SAMPLE_EVERY_S = 0.05
 _THROTTLING_DEVICE = re.compile(
     r"^(Processor|cpufreq|thermal-cpufreq|devfreq|thermal-devfreq|\w+-throttle-alert|[cg]pu-balanced)"
 )
-"""Cooling devices that slow down the device; all others are fans."""
+"""Cooling devices that slow down the device; others are fans, or only report, such as ``hot-surface-alert``."""
+_GPU_DEVFREQ = re.compile(r"\.gpu$|\.g[a-z]\d+b$|^gpu-gpc-")
+"""GPUs among devfreq's devices: ``17000000.gpu``, ``17000000.ga10b``, ``gpu-gpc-0``; ``gpu-nvd-0`` is Thor's video."""
 _PI_NOW = {0: "under-voltage", 1: "clock capped", 2: "throttled", 3: "soft temperature limit"}
 """Bits of a Raspberry Pi's ``get_throttled`` for the current state."""
 _NVML_SLOWDOWNS = {
@@ -88,7 +92,8 @@ class PowerReading(msgspec.Struct, frozen=True):
 
     watts: float
     scope: str
-    """Measured consumer: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu``, or ``processor and gpu``."""
+    """Measured consumer: ``module`` or ``board`` of a Jetson (module and carrier), ``platform`` (RAPL's psys),
+    ``processor``, ``gpu``, or ``processor and gpu``."""
     source: str
     """Sensor: ``ina3221``, ``ina238``, ``rapl``, ``nvml``, or ``rapl and nvml``."""
     channels: dict[str, float]
@@ -152,7 +157,7 @@ class Sensors:
             if gpu.temperature_c is not None:
                 temperatures[f"gpu{number}"] = gpu.temperature_c
             if gpu.clock_mhz is not None:
-                clocks[f"gpu{number}"] = gpu.clock_mhz
+                clocks.setdefault(f"gpu{number}", gpu.clock_mhz)
             throttled += [f"gpu{number}: {why}" for why in gpu.slowdowns]
         counters = Counter[str]()
         for name, count in self._read("counters"):
@@ -249,11 +254,11 @@ def total_power(
     All arguments are mean watts: ``channels`` by channel of INA3221 and INA238, ``rapl`` by domain, ``gpus`` by card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
-    for summed in BOARD_CHANNELS:
+    for summed, scope in TOTAL_CHANNELS:
         if summed <= channels.keys():
             return PowerReading(
                 round(sum(channels[name] for name in summed), 4),
-                "board",
+                scope,
                 "ina238" if "VIN" in summed else "ina3221",
                 everything,
             )
@@ -306,7 +311,7 @@ class Nvml:
         return GpuReading(
             name=name.value.decode(errors="replace"),
             slowdowns=[why for bit, why in _NVML_SLOWDOWNS.items() if reasons & bit],
-            **{name: None if value is None else value / _NVML_READERS[name][3] for name, value in values.items()},
+            **{name: value / _NVML_READERS[name][3] if value else None for name, value in values.items()},
         )
 
     def _ask(
@@ -341,7 +346,11 @@ def _scaled(divisor: float, name: Callable[[Path], str]) -> _Reader:
 
 
 _core_mhz = _scaled(1e3, lambda path: path.parent.parent.name)
-_gpu_mhz = _scaled(1e6, lambda path: path.parent.name)
+_devfreq_mhz = _scaled(1e6, lambda path: path.parent.name)
+
+
+def _gpu_mhz(path: Path) -> _Readings:
+    return _devfreq_mhz(path) if _GPU_DEVFREQ.search(path.parent.name) else []
 
 
 def _channel(label: Path) -> _Readings:
@@ -368,11 +377,17 @@ def _temperature(path: Path) -> _Readings:
 
 
 def _trip_point(path: Path) -> _Readings:
-    """Return the first passive or hot trip point that a thermal zone has reached."""
+    """Return the first passive or hot trip point that a thermal zone has reached and that lowers clocks."""
+    bound = [
+        _number(trip)
+        for trip in path.parent.glob("cdev*_trip_point")
+        if _THROTTLING_DEVICE.match(text_of(trip.with_name(trip.name.removesuffix("_trip_point")) / "type"))
+    ]
     for zone, degrees in _temperature(path):
         for at, limit in _numbers(path.parent, "trip_point_*_temp"):
             kind = text_of(at.with_name(at.name.replace("_temp", "_type")))
-            if kind in ("passive", "hot") and 0 < limit <= 1e3 * degrees:
+            throttles = kind in ("passive", "hot") and int(at.name.split("_")[2]) in bound
+            if throttles and 0 < limit <= 1e3 * degrees:
                 return [(f"{zone} at {degrees:.0f} \N{DEGREE SIGN}C (limit {limit / 1e3:.0f})", 1)]
     return []
 
@@ -410,8 +425,8 @@ _READERS: dict[str, dict[str, _Reader]] = {
     "temperatures": {"sys/class/thermal/thermal_zone*/temp": _temperature},
     "core clocks": {"sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _core_mhz},
     "core limits": {"sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_max_freq": _core_mhz},
-    "gpu clocks": {"sys/class/devfreq/*gpu*/cur_freq": _gpu_mhz},
-    "gpu limits": {"sys/class/devfreq/*gpu*/max_freq": _gpu_mhz},
+    "gpu clocks": {"sys/class/devfreq/*/cur_freq": _gpu_mhz},
+    "gpu limits": {"sys/class/devfreq/*/max_freq": _gpu_mhz},
     "slowdowns": {
         "sys/class/thermal/thermal_zone*/temp": _trip_point,
         "sys/class/thermal/cooling_device*/cur_state": _cooling_device,

@@ -32,37 +32,78 @@ AGX_ORIN = ina3221(3, [("VDD_GPU_SOC", 20000, 300), ("VDD_CPU_CV", 20000, 50), (
 )
 
 
-def test_the_input_channel_of_an_orin_nano_is_the_whole_board(tmp_path):
-    channels = tree(tmp_path, ORIN_NANO).channel_watts()
-    assert channels == {"VDD_IN": 7.0, "VDD_CPU_GPU_CV": 2.0, "VDD_SOC": 1.5}
-    found = total_power(channels, {}, {})
-    assert (found.watts, found.scope, found.source) == (7.0, "board", "ina3221")
+THOR_RAILS = ina3221(3, [("VDD_GPU", 20000, 300), ("VDD_CPU_SOC_MSS", 20000, 50), ("VIN_SYS_5V0", 5000, 800)])
+INA238 = {"sys/class/hwmon/hwmon5/name": "ina238", "sys/class/hwmon/hwmon5/power1_input": 38_500_000}  # microwatts
 
 
-def test_the_channels_of_an_agx_orin_are_summed_without_counting_one_twice(tmp_path):
-    channels = tree(tmp_path, AGX_ORIN).channel_watts()
-    assert channels["VDDQ_VDD2_1V8AO"] == 1.0
-    assert "NC" not in channels
-    found = total_power(channels, {}, {})
-    assert (found.watts, found.scope) == (6.0 + 1.0 + 4.0, "board")
-    assert found.channels == channels
+@pytest.mark.parametrize(
+    ("files", "channels", "total"),
+    [
+        (ORIN_NANO, {"VDD_IN": 7.0, "VDD_CPU_GPU_CV": 2.0, "VDD_SOC": 1.5}, (7.0, "module", "ina3221")),
+        (  # the memory is fed by VIN_SYS_5V0
+            AGX_ORIN,
+            {"VDD_GPU_SOC": 6.0, "VDD_CPU_CV": 1.0, "VIN_SYS_5V0": 4.0, "VDDQ_VDD2_1V8AO": 1.0},
+            (11.0, "module", "ina3221"),
+        ),
+        (
+            THOR_RAILS | INA238,
+            {"VDD_GPU": 6.0, "VDD_CPU_SOC_MSS": 1.0, "VIN_SYS_5V0": 4.0, "VIN": 38.5},
+            (38.5, "board", "ina238"),
+        ),
+        (THOR_RAILS, {"VDD_GPU": 6.0, "VDD_CPU_SOC_MSS": 1.0, "VIN_SYS_5V0": 4.0}, None),
+        ({}, {}, None),
+    ],
+)
+def test_channels_add_up_to_the_module_or_the_board_and_unknown_ones_to_nothing(tmp_path, files, channels, total):
+    found = tree(tmp_path, files).channel_watts()
+    assert found == channels
+    power = total_power(found, {}, {})
+    assert (power and (power.watts, power.scope, power.source)) == total
 
 
-def test_the_input_of_a_thor_is_the_whole_board(tmp_path):
-    """Its INA238 gives microwatts; the rails of the module are parts of it."""
-    base = "sys/class/hwmon/hwmon5"
-    rails = ina3221(3, [("VDD_GPU", 20000, 300), ("VDD_CPU_SOC_MSS", 20000, 50), ("VIN_SYS_5V0", 5000, 800)])
-    channels = tree(tmp_path, rails | {f"{base}/name": "ina238", f"{base}/power1_input": 38_500_000}).channel_watts()
-    assert channels == {"VDD_GPU": 6.0, "VDD_CPU_SOC_MSS": 1.0, "VIN_SYS_5V0": 4.0, "VIN": 38.5}
-    found = total_power(channels, {}, {})
-    assert (found.watts, found.scope, found.source) == (38.5, "board", "ina238")
+def zone(number, name, millidegrees, *trips):
+    """A thermal zone with trip points: a temperature and the cooling devices bound to it."""
+    base = f"sys/class/thermal/thermal_zone{number}"
+    files, bound = {f"{base}/type": name, f"{base}/temp": millidegrees}, 0
+    for index, (limit, devices) in enumerate(trips):
+        files |= {f"{base}/trip_point_{index}_type": "passive", f"{base}/trip_point_{index}_temp": limit}
+        for device in devices:
+            files |= {f"{base}/cdev{bound}/type": device, f"{base}/cdev{bound}_trip_point": index}
+            bound += 1
+    return files
 
 
-def test_channels_of_an_unknown_board_are_not_added_up(tmp_path):
-    channels = tree(tmp_path, ina3221(0, [("RAIL_A", 5000, 1000), ("RAIL_B", 3300, 1000)])).channel_watts()
-    assert channels == {"RAIL_A": 5.0, "RAIL_B": 3.3}
-    assert total_power(channels, {}, {}) is None
-    assert total_power({}, {}, {}) is None
+ORIN_TRIPS = (99_000, ("cpufreq-cpu0", "cpu-throttle-alert", "devfreq-17000000.gpu")), (70_000, ("hot-surface-alert",))
+
+
+@pytest.mark.parametrize(
+    ("files", "throttled"),
+    [
+        (zone(0, "cpu-thermal", 92_000, *ORIN_TRIPS), []),
+        (zone(0, "cpu-thermal", 99_500, *ORIN_TRIPS), ["cpu-thermal at 100 °C (limit 99)"]),
+        (zone(0, "GPU-therm", 93_000, (93_000, ("thermal-devfreq-0",))), ["GPU-therm at 93 °C (limit 93)"]),
+        (zone(4, "PMIC-Die", 100_000, (100_000, ())), []),  # of a Xavier: always the same value
+        (zone(1, "tj-thermal", 60_000, (51_000, ("pwm-fan",)), (-274_000, ("cpufreq-cpu0",))), []),
+        ({"sys/class/thermal/cooling_device7/type": "hot-surface-alert",
+          "sys/class/thermal/cooling_device7/cur_state": 1}, []),
+    ],
+)  # fmt: skip
+def test_a_trip_point_throttles_only_through_a_device_that_lowers_clocks(tmp_path, files, throttled):
+    assert tree(tmp_path, files).state().throttled == throttled
+
+
+@pytest.mark.parametrize(
+    ("devices", "clocks"),
+    [
+        ({"17000000.gpu": 624_750_000, "15340000.vic": 1_000_000}, [624.75]),  # Orin
+        ({"17000000.ga10b": 306_000_000, "15480000.nvdec": 1_000_000}, [306.0]),  # Orin, JetPack 5
+        ({"17000000.gv11b": 1_377_000_000}, [1377.0]),  # Xavier
+        ({"gpu-gpc-0": 1_575_000_000, "gpu-nvd-0": 1_692_000_000}, [1575.0]),  # Thor
+    ],
+)
+def test_only_the_gpu_counts_among_the_devices_that_change_clocks(tmp_path, devices, clocks):
+    state = tree(tmp_path, {f"sys/class/devfreq/{name}/cur_freq": hertz for name, hertz in devices.items()}).state()
+    assert list(state.clocks_mhz.values()) == clocks
 
 
 def rapl(zones):
@@ -105,15 +146,12 @@ def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
     calm = tree(
         tmp_path,
         ORIN_NANO
+        | zone(0, "cpu-thermal", 51_250, *ORIN_TRIPS)
         | {
             "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": 1510400,
             "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": 1728000,
             "sys/class/devfreq/17000000.gpu/cur_freq": 624750000,
             "sys/class/devfreq/17000000.gpu/max_freq": 1020000000,
-            "sys/class/thermal/thermal_zone0/type": "cpu-thermal",
-            "sys/class/thermal/thermal_zone0/temp": 51250,
-            "sys/class/thermal/thermal_zone0/trip_point_0_type": "passive",
-            "sys/class/thermal/thermal_zone0/trip_point_0_temp": 99000,
             "sys/class/thermal/thermal_zone1/type": "cv0-thermal",
             "sys/class/thermal/thermal_zone1/temp": -256000,
             "sys/class/thermal/cooling_device0/type": "pwm-fan",
@@ -203,7 +241,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &joules; return 0; }
 int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, "Some GPU", length); return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 71500; return device == &joules ? 0 : 2; }
-int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { return 3; }
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { *mj = 0; return 0; }
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return 0; }
 int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz) { *mhz = 1000 + type; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *r) { *r = 0x40 | 0x4 | 0x1; return 0; }
@@ -219,7 +257,9 @@ def test_a_card_is_read_through_nvml(tmp_path):
     (gpu,) = nvml.read()
     assert (gpu.name, gpu.watts, gpu.joules) == ("Some GPU", 71.5, None)
     assert (gpu.temperature_c, gpu.clock_mhz, gpu.slowdowns) == (40.0, 1001.0, ["hardware thermal slowdown"])
+    tree(tmp_path, {"sys/class/devfreq/17000000.gpu/cur_freq": 306_000_000})
     sensors = Sensors(tmp_path, nvml)
+    assert sensors.state().clocks_mhz == {"gpu0": 306.0}  # the kernel knows better than NVML on a Jetson
     assert sensors.state().throttled == ["gpu0: hardware thermal slowdown"]
     with PowerMeter(sensors, every_s=0.005) as meter:
         pass

@@ -58,7 +58,7 @@ def test_a_profile_without_sensors_has_times_and_memory_but_no_power(bundle, tmp
 
 def test_power_and_energy_are_those_of_the_boards_sensors(bundle, tmp_path):
     found = profile_bundle(bundle, MeasuredDevice("orin-0", board(tmp_path)), duration=0.05, threads=1)
-    assert (found.power_watts, found.idle_watts, found.power_scope) == (6.0, 6.0, "board")
+    assert (found.power_watts, found.idle_watts, found.power_scope) == (6.0, 6.0, "module")
     times = found.batch["1"]
     assert found.energy_mj_per_image == times.energy_mj_per_image
     assert times.energy_mj_per_image >= 6.0 * times.chain_ms.min

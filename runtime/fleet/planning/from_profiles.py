@@ -21,6 +21,8 @@ from ls_edge.runtime.simulator.simulation import SOURCE
 
 MEMORY_SHARE = 0.8
 """Fraction of the free memory for engines; the rest is for tokens in flight and other processes."""
+JETSON_MEMORY_SHARE = 0.6
+"""The same on a Jetson, where CUDA may fail while some memory that it shares with the CPU is still free."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
@@ -129,6 +131,9 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         if one.profile.throttled:
             why = "; ".join(one.profile.throttled_by)
             assumed.append(f"{one.name} is as slow as measured, although it throttled ({why}): measure it again")
+    if inputs.objective == "energy" and len({one.profile.power_scope for one in inputs.profiles}) > 1:
+        measured = ", ".join(f"{one.name} ({one.profile.power_scope})" for one in inputs.profiles)
+        assumed.append(f"power is compared although the sensors measure different things: {measured}")
     if inputs.run is not None and inputs.run.bundle_id != bundle.manifest.bundle_id:
         raise DataError(
             f"--run is of bundle {short_id(inputs.run.bundle_id)}, --bundle is {short_id(bundle.manifest.bundle_id)}; "
@@ -223,7 +228,8 @@ def _device(
     block_bytes, parts = max(1, profile.block_memory_bytes), {part.part for part in profile.parts}
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
     taken = profile.memory_bytes + sum(part.taken_bytes for part in fastest.profile.parts if part.part in missing)
-    room = block_bytes * bundle.num_blocks + taken if free is None else free * MEMORY_SHARE
+    share = MEMORY_SHARE if profile.device.l4t is None else JETSON_MEMORY_SHARE
+    room = block_bytes * bundle.num_blocks + taken if free is None else free * share
     link_ms, wire_ms = inputs.link(bundle, one.name)
     copies_ms = profile.one_at_a_time.visit_ms
     around_ms = 0.0 if inputs.measured_ms(one.name) is not None else CALL_MS  # hops of a run include it

@@ -66,9 +66,10 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
 def test_a_device_that_throttles_is_marked(command, bundle, tmp_path, monkeypatch):
     """The sensors are those of a board whose processor is at its limit."""
     zone = tmp_path / "board/sys/class/thermal/thermal_zone0"
-    zone.mkdir(parents=True)
+    (zone / "cdev0").mkdir(parents=True)
     for name, text in (("type", "cpu-thermal"), ("temp", "99500"), ("trip_point_0_type", "passive"),
-                       ("trip_point_0_temp", "99000")):  # fmt: skip
+                       ("trip_point_0_temp", "99000"), ("cdev0_trip_point", "0"), ("cdev0/type", "cpufreq-cpu0"),
+                       ):  # fmt: skip
         (zone / name).write_text(text, encoding="utf-8")
     monkeypatch.setattr("ls_edge.engines.profiling.Sensors", lambda: Sensors(tmp_path / "board"))
     out = tmp_path / "hot.json"

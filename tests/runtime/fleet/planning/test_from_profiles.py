@@ -13,6 +13,7 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.runtime.fleet.planning.from_profiles import (
     CALL_MS,
+    JETSON_MEMORY_SHARE,
     LATENCY_MS,
     MEMORY_SHARE,
     MeasuredRun,
@@ -45,7 +46,7 @@ def make_profile(bundle):
             "blocks_ms": [times(block_ms)] * bundle.num_blocks, "power_watts": None, "energy_mj_per_image": energy_mj,
         }  # fmt: skip
 
-    def make(name="a", *, batches=(("1", 2.0, None),), ends_ms=1.0, free=None, **more):
+    def make(name="a", *, batches=(("1", 2.0, None),), ends_ms=1.0, free=None, l4t=None, **more):
         parts = ["stem", "head", *(f"block {number}" for number in range(bundle.num_blocks))]
         state = {"clocks_mhz": {}, "temperatures_c": {}, "throttled": [], "counters": {}}
         document = {
@@ -53,7 +54,7 @@ def make_profile(bundle):
             "engine": "onnx", "provider": "cpu", "precision": "fp32", "threads": 1,
             "device": {
                 "name": name, "board": None, "cpu": "", "cores": 1, "cpu_quota": None, "gpus": [], "memory_bytes": None,
-                "available_bytes": free, "l4t": None, "power_mode": None, "battery_wh": None, "versions": {},
+                "available_bytes": free, "l4t": l4t, "power_mode": None, "battery_wh": None, "versions": {},
             },
             "batch": {size: batch(ms, energy_mj, ends_ms) for size, ms, energy_mj in batches},
             "parts": [
@@ -79,6 +80,8 @@ def test_a_device_has_the_times_and_the_memory_of_its_profile(bundle, make_profi
     (device,) = problem.devices
     assert (device.block_ms, device.stem_ms, device.head_ms, device.max_batch) == (2.0, 1.0, 1.0, 1)
     assert device.capacity == pytest.approx(free * MEMORY_SHARE / PART_BYTES)
+    jetson, _ = problem_of(bundle, PlanningInputs((make_profile(free=free, l4t="36.4.7"),)))
+    assert jetson.devices[0].capacity == pytest.approx(free * JETSON_MEMORY_SHARE / PART_BYTES)
     assert device.ends_size == pytest.approx(2)
     assert problem.source.part_ms(STEM) + problem.source.part_ms(HEAD) == 2.0
     assert not assumes(assumptions, "memory for every block")
@@ -165,6 +168,14 @@ def test_profiles_of_other_models_are_refused_and_throttling_is_named(bundle, ma
         problem_of(bundle, PlanningInputs((make_profile(model_id="f" * 64),)))
     hot = make_profile(throttled=True, throttled_by=["heat"])
     assert assumes(problem_of(bundle, PlanningInputs((hot,)))[1], "although it throttled (heat): measure it again")
+
+
+def test_energy_is_not_compared_silently_where_the_sensors_measure_different_things(bundle, make_profile):
+    module, board = (make_profile(scope, power_scope=scope) for scope in ("module", "board"))
+    _, assumptions = problem_of(bundle, PlanningInputs((module, board), objective="energy"))
+    assert assumes(assumptions, "the sensors measure different things: module (module), board (board)")
+    for inputs in (PlanningInputs((module, board)), PlanningInputs((module,), objective="energy")):
+        assert not assumes(problem_of(bundle, inputs)[1], "sensors")
 
 
 def test_a_profile_may_stand_for_several_devices(make_profile, tmp_path):
