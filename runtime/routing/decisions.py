@@ -112,7 +112,7 @@ Actions = Mapping[type, Callable[[HeldRequest, Any], object]]
 
 
 class Rules(Holder, Protocol):
-    """What differs between sources and peers."""
+    """Differences between sources and peers."""
 
     handlers: Handlers
     decide: tuple[Rule, ...]
@@ -120,7 +120,7 @@ class Rules(Holder, Protocol):
     actions: Actions
     """Execution of the steps of its own rules, and of a ``ReturnReason``."""
     waits_s: float
-    """Longest time until a request that waits for a credit is decided again without an event."""
+    """Maximum time until a request that waits for a credit is decided again without an event."""
 
     def local_node(self) -> LocalNode:
         """Return the blocks that this process can run."""

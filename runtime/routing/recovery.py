@@ -12,7 +12,7 @@ without credit, and this request avoids it; the next holders get its name in ``a
 random branch, which distinguishes it from late messages about the old one.
 
 If a holder and the keeper of its copy fail together, the source starts again from its own copy
-(``SourceRules.on_lost``, ``SourceRules.on_silence``).
+(``SourceRules._on_lost``, ``SourceRules._on_silence``).
 """
 
 from __future__ import annotations
