@@ -24,6 +24,7 @@ from ls_edge.cli.command import DEGRADED
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, LsEdgeError, printable
 from ls_edge.core.files import write_output
+from ls_edge.data.frame_source import visible_name
 from ls_edge.device.facts import facts, kernel_messages
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -62,7 +63,7 @@ class BoardReport:
 
     def run(self, *words: str) -> None:
         """Add the output of a command of ls-edge."""
-        self.program(f"ls-edge {shlex.join(words)}", words[0], (*_PYTHON, "ls_edge", *words))
+        self.program(f"ls-edge {shlex.join(map(visible_name, words))}", words[0], (*_PYTHON, "ls_edge", *words))
 
     def program(self, title: str, name: str, command: Sequence[str]) -> None:
         """Add the output of a program, even if it fails or is stopped at its time limit."""

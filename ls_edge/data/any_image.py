@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.data.frame_source import visible_name
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -33,7 +34,9 @@ def read_any(image: Any, name: str) -> bytes | np.ndarray | PIL.Image.Image:
                 return read_whole(stream, name)
         except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
             why = error.strerror if isinstance(error, OSError) else error
-            raise DataError(f"cannot read {image}: {why}; check the path and its permissions") from None
+            raise DataError(
+                f"cannot read {visible_name(os.fsdecode(image))}: {why}; check the path and its permissions"
+            ) from None
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
     if not isinstance(image, np.ndarray):

@@ -1,7 +1,8 @@
 """Frames of cameras, network streams, and video files, decoded by OpenCV (extra ``camera``).
 
-A live source (``camera``, ``camera:1``, ``rtsp://...``, ``http://...``) returns its newest frame; frames that arrive
-while a request is in progress are dropped. A video file returns every frame.
+A live source (:mod:`ls_edge.data.frame_source`) returns its newest frame; frames that arrive while a request is in
+progress are dropped. A process of its own reads it (:mod:`ls_edge.data.capture`): a read of OpenCV can hang, and a
+thread in it would crash an interpreter that ends. A video file returns every frame.
 """
 
 from __future__ import annotations
@@ -9,30 +10,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import os
+import select
+import subprocess
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ls_edge.core.errors import DataError
-from ls_edge.device.requirements import require_import
+from ls_edge.core.closing import Closing
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.text import counted
+from ls_edge.data import capture as protocol
+from ls_edge.data.frame_source import FrameSource, visible_name
+from ls_edge.device.requirements import need, require_import
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
-STREAMS = ("rtsp://", "rtsps://", "http://", "https://")
+_USE = "a camera, stream, or video"
 _KEPT = 8
 """Number of decoded frames that are kept for threads that read slightly out of order."""
-_JOIN_S = 2.0
-"""Maximum wait for the last frame of a live source, in seconds."""
+_SLACK_S = 2.0
+"""Seconds for the process to start and to answer, in addition to those for the source."""
 
 
 def is_live(given: str) -> bool:
     """Return whether an argument names a camera or a network stream."""
-    kind, _, index = given.partition(":")
-    return given.startswith(STREAMS) or (kind == "camera" and (index.isdigit() or not index))
+    return FrameSource.parse(given) is not None
 
 
 def is_video(given: str) -> bool:
@@ -43,81 +52,136 @@ def is_video(given: str) -> bool:
 def frames(given: str) -> Generator[np.ndarray, None, None]:
     """Yield the frames of a camera, a network stream, or a video file as RGB pixels, uint8 ``[H, W, 3]``.
 
-    Raise :class:`DataError` if it cannot be opened, and at the end of a live source.
+    Raise :class:`DataError` if it cannot be opened, and at the end of a live source. A URL of a photo has one frame.
     """
-    if not is_live(given):
+    source = FrameSource.parse(given)
+    if source is None:
         if not Path(given).exists():
-            raise DataError(f"{given}: no such file; check the path")
+            raise DataError(f"{visible_name(given)}: no such file; check the path")
         yield from VideoFile(given)
         return
-    with contextlib.closing(LiveFrames(given)) as live:
+    with LiveFrames(source) as live:
         while True:
             yield live.read()
+            if live.is_photo:
+                return
 
 
-class LiveFrames:
-    """A camera or network stream; a thread keeps its newest frame."""
+class LiveFrames(Closing):
+    """A camera or network stream, read by a process that keeps its newest frame."""
 
-    def __init__(self, given: str) -> None:
-        self.name = given
-        self.ended = False
-        """Whether there will be no more frames."""
-        number = int(given.partition(":")[2] or 0) if given.startswith("camera") else None
-        self._what = given if number is None else f"camera {number}"
-        advice = (
-            "check the address, user, and password"
-            if number is None
-            else "check that it is connected and that no other program uses it"
+    def __init__(self, source: FrameSource) -> None:
+        """Open the source; raise :class:`DataError` if that fails."""
+        self.name = source.name
+        self.is_photo = False
+        """Whether the source is a single image, which every call of :meth:`read` returns."""
+        self.problem = ""
+        """Reason why there are no more frames."""
+        self.taken = 0
+        """Number of frames that were returned."""
+        self._what = source.what
+        self._photo: np.ndarray | None = None
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(  # noqa: S603  our own interpreter and script
+            [sys.executable, protocol.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
         )
-        self._condition = threading.Condition()
-        self._newest: np.ndarray | None = None
-        self._count = 0
-        opened: Future[None] = Future()
-        arguments = (given if number is None else number, f"cannot open {self._what}; {advice}", opened)
-        self._thread = threading.Thread(target=self._watch, args=arguments, name=f"frames of {given}", daemon=True)
-        self._thread.start()
+        self._end = weakref.finalize(self, _end, self._process)
+        problem = f"cannot open {self._what}; {source.advice}"
         try:
-            opened.result()  # unlike OpenCV, which waits 30 s for a silent stream, this can be interrupted
+            request = {"address": source.address, "is_device": source.is_device, "stall_s": protocol.STALL_S}
+            kind, content = self._ask(json.dumps(request), problem)
+            if kind == protocol.NO_LIBRARY:
+                raise UsageError(need(_USE, f"OpenCV ({content.decode()})", "camera"))
+            if kind == protocol.NO_VIDEO:
+                problem = f"{self._what} has no video; name a stream with one"
+            if kind != protocol.OPENED:
+                raise DataError(problem)
+            if source.may_be_photo:
+                self.is_photo = self._ask("single", self._silence)[0] == protocol.SINGLE
         except BaseException:
-            self.ended = True
+            self.close()
             raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more frames."""
+        return bool(self.problem)
 
     def read(self) -> np.ndarray:
         """Wait for a new frame and return the newest one as RGB pixels, uint8 ``[H, W, 3]``.
 
-        Raise :class:`DataError` once the source has ended.
+        Raise :class:`DataError` once the source has ended or sent nothing for 30 seconds.
         """
-        with self._condition:
-            self._condition.wait_for(lambda: self._newest is not None or self.ended)
-            frame, self._newest = self._newest, None
-        if frame is None:
-            raise DataError(f"{self._what} stopped after {self._count} frames; check its cable or network")
-        return _rgb(frame)
+        if self._photo is not None:
+            return self._photo
+        kind, content = self._ask("next", self._silence)
+        if kind != protocol.NEXT:
+            count = int(content) if kind == protocol.ENDED else self.taken
+            self.problem = f"{self._what} stopped after {counted(count, 'frame')}; check its cable or network"
+            self.close()
+            raise DataError(self.problem)
+        self.taken += 1
+        height, width = protocol.FRAME.unpack_from(content)
+        frame = _rgb(np.frombuffer(content, np.uint8, offset=protocol.FRAME.size).reshape(height, width, -1))
+        if self.is_photo:
+            self._photo = frame
+            self.close()
+        return frame
 
-    def _watch(self, what: int | str, problem: str, opened: Future[None]) -> None:
-        try:
-            capture = _open(what, problem)
-        except Exception as error:  # noqa: BLE001  raised by the thread that waits
-            opened.set_exception(error)
-            return
-        opened.set_result(None)
-        while not self.ended:
-            there, frame = capture.read()
-            with self._condition:
-                if there:
-                    self._newest = frame
-                    self._count += 1
-                else:
-                    self.ended = True
-                self._condition.notify_all()
-        capture.release()
+    @property
+    def _silence(self) -> str:
+        return f"{self._what} sent no frame for {protocol.STALL_S:.0f} s; check its cable or network"
+
+    def _ask(self, request: str, silence: str) -> tuple[bytes, bytes]:
+        """Return the answer to a request, with an empty kind if the process ends; raise DataError after ``silence``."""
+        end = time.monotonic() + protocol.STALL_S + _SLACK_S
+        with self._lock, contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            if self.problem or not self._end.alive:
+                return b"", b""
+            self._process.stdin.write(f"{request}\n".encode())
+            header = _read(self._process.stdout.fileno(), protocol.HEADER.size, end)
+            if header is not None:
+                kind, size = protocol.HEADER.unpack(header)
+                if (content := _read(self._process.stdout.fileno(), size, end)) is not None:
+                    return kind, bytes(content)
+            if time.monotonic() < end:
+                return b"", b""
+        self.problem = silence
+        self.close()
+        raise DataError(silence)
 
     def close(self) -> None:
-        """Release the camera; a second call does nothing."""
-        with self._condition:
-            self.ended = True
-            self._condition.notify_all()
-        self._thread.join(_JOIN_S)  # the thread releases the camera after the next frame
+        """End the process, which wakes a reader in another thread; a second call does nothing."""
+        self.problem = self.problem or "closed"
+        self._end()
+        with self._lock:
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _read(descriptor: int, size: int, end: float) -> bytearray | None:
+    """Return ``size`` bytes of a pipe; None if it ends, or at the time ``end``."""
+    content = bytearray(size)
+    view = memoryview(content)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while view:
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1e3) or not (count := os.readv(descriptor, [view])):
+            return None
+        view = view[count:]
+    return content
 
 
 class VideoFile:
@@ -182,26 +246,25 @@ def _rgb(frame: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(frame[:, :, ::-1])
 
 
-def _open(what: int | str, problem: str) -> Any:
-    """Open a capture with OpenCV's log silenced; raise :class:`DataError` with ``problem`` if that fails."""
+def _open(path: str, problem: str) -> Any:
+    """Open a video with OpenCV's log silenced; raise :class:`DataError` with ``problem`` if that fails."""
     cv2 = opencv()
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)
     logs.setLogLevel(logs.LOG_LEVEL_SILENT)
     os.environ.setdefault(variable, "-8")  # quiet; FFmpeg reads it when it opens its first source
     try:
-        capture = cv2.VideoCapture(what)
+        capture = cv2.VideoCapture(path)
     finally:
         logs.setLogLevel(level)
         if before is None:
             del os.environ[variable]
     if not capture.isOpened():
         raise DataError(problem)
-    capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # limits the driver's queue
     return capture
 
 
 def opencv() -> Any:
     """Return the module of OpenCV; raise :class:`UsageError` if it cannot be imported."""
-    require_import("a camera, stream, or video", ("cv2",), "camera")
+    require_import(_USE, ("cv2",), "camera")
     return importlib.import_module("cv2")

@@ -35,7 +35,8 @@ import numpy as np
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import read_file
 from ls_edge.core.text import counted
-from ls_edge.data.camera import LiveFrames, VideoFile, is_live, is_video
+from ls_edge.data.camera import LiveFrames, VideoFile, is_video
+from ls_edge.data.frame_source import FrameSource, visible_name
 from ls_edge.data.image_files import (
     EXTENSIONS,
     STRAY,
@@ -257,13 +258,16 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
         return _digits(part)
     if is_timm_name(source):
         return _of_name(source, part)
-    if is_live(source) or is_video(source):
+    camera = FrameSource.parse(source)
+    if camera is not None or is_video(source):
         if part == "train":
-            raise DataError(f"{source} has frames but no classes, which training needs; give class folders of images")
-        return _of_frames(source)
+            raise DataError(
+                f"{visible_name(source)} has frames but no classes, which training needs; give class folders of images"
+            )
+        return _of_video(source) if camera is None else _of_camera(camera)
     path = Path(source)
     if not source or not path.exists():  # an empty path would be the working folder
-        name = source or repr(source)
+        name = visible_name(source) or repr(source)
         raise DataError(f"{name}: no such folder or tar; check the path, or write 'digits' for the embedded images")
     if path.is_dir():
         return _in_listing(read_folder(path), source, part, is_tar=False)
@@ -366,9 +370,15 @@ def _image_set(
     return ImageSet(source, which, tuple(classes), refs, empty, ignored=reasons, where=where)
 
 
-def _of_frames(source: str) -> ImageSet:
-    if is_live(source):
-        return ImageSet(source, "all", (), (), live=LiveFrames(source))
+def _of_camera(source: FrameSource) -> ImageSet:
+    live = LiveFrames(source)
+    if not live.is_photo:
+        return ImageSet(source.name, "all", (), (), live=live)
+    photo = live.read()
+    return ImageSet(source.name, "all", (), (ImageRef(source.name, None, lambda: photo),))
+
+
+def _of_video(source: str) -> ImageSet:
     video = VideoFile(source)
     if not video.count:
         raise DataError(f"{source} has no frames; convert it, for example to MP4 with H.264")

@@ -15,9 +15,14 @@ import numpy as np
 from ls_edge.core.errors import DataError
 from ls_edge.core.text import counted
 from ls_edge.data.any_image import read_any, read_whole
-from ls_edge.data.camera import frames, is_live, is_video, opencv
+from ls_edge.data.camera import frames, is_live, is_video
 from ls_edge.data.datasets import describe_ignored
+from ls_edge.data.frame_source import visible_name
 from ls_edge.data.image_files import EXTENSIONS, read_folder
+from ls_edge.device.requirements import require
+
+Content = tuple[str, "bytes | np.ndarray | DataError"]
+"""Name of an image, and its content or the reason why it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class ImageInput:
 
     name: str
     read: Callable[[], Any] | None = None
+    frames: Callable[[], Generator[np.ndarray, None, None]] | None = None
+    is_live: bool = False
+    """Whether the frames have no end."""
     error: DataError | None = None
     note: str = ""
     """Summary of the folder, for its first image; otherwise empty."""
@@ -34,12 +42,12 @@ class ImageInput:
 def expand_argument(given: str) -> Iterator[ImageInput]:
     """Yield the inputs of one argument; raise :class:`UsageError` for a camera if OpenCV is missing."""
     if is_live(given) or is_video(given):
-        opencv()
-        yield ImageInput(given)
+        require("a camera, stream, or video", "camera")
+        yield ImageInput(visible_name(given), frames=lambda: frames(given), is_live=is_live(given))
     elif given == "-":
         yield ImageInput("-", lambda: read_whole(sys.stdin.buffer, "standard input"))
     elif not given or not Path(given).exists():  # an empty path would be the working folder
-        yield ImageInput(given, error=DataError("no such file or folder; check the path"))
+        yield ImageInput(visible_name(given), error=DataError("no such file or folder; check the path"))
     elif Path(given).is_dir():
         yield from _folder(given)
     else:
@@ -63,19 +71,35 @@ def _folder(given: str) -> Iterator[ImageInput]:
         note = ""
 
 
-def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
+def read_images(inputs: Iterable[ImageInput]) -> Generator[Content, None, None]:
     """Yield the name of each image and its content, or a :class:`DataError` if it cannot be read.
 
-    Frames are RGB pixels.
+    Frames are RGB pixels. Cameras and streams come last, and are read in turns.
     """
-    for item in inputs:
-        try:
-            if item.error is not None:
-                yield item.name, item.error
-            elif item.read is not None:
-                yield item.name, item.read()
+    with contextlib.ExitStack() as stack:
+        live = []
+        for item in inputs:
+            contents = stack.enter_context(contextlib.closing(_contents(item)))
+            if item.is_live:
+                live.append(contents)
             else:
-                with contextlib.closing(frames(item.name)) as found:
-                    yield from ((f"{item.name}#{number}", frame) for number, frame in enumerate(found))
-        except DataError as error:
-            yield item.name, error
+                yield from contents
+        while live:
+            for contents in tuple(live):
+                if (found := next(contents, None)) is None:
+                    live.remove(contents)
+                else:
+                    yield found
+
+
+def _contents(item: ImageInput) -> Generator[Content, None, None]:
+    try:
+        if item.error is not None:
+            yield item.name, item.error
+        elif item.read is not None:
+            yield item.name, item.read()
+        elif item.frames is not None:
+            with contextlib.closing(item.frames()) as found:
+                yield from ((f"{item.name}#{number}", frame) for number, frame in enumerate(found))
+    except DataError as error:
+        yield item.name, error

@@ -112,9 +112,10 @@ def iterate(
     """Yield ``(index, image, prepared)`` in the order of the set; prepare up to ``ahead`` images in advance.
 
     ``prepared`` is the result of ``preprocessor``, such as float32 ``[3, H, W]`` from a :class:`Preprocessor`.
-    ``on_skip`` receives each image that cannot be used, ``on_time`` the milliseconds of each other image, and
-    ``on_wait`` is called again and again while the next image is not there; all run in the consumer's thread, and may
-    raise to end the iteration. Raise :class:`DataError` at the end if no image could be used.
+    ``on_skip`` receives each image that cannot be used, but not the end of a camera, and ``on_time`` the milliseconds
+    of each other image. ``on_wait`` is called again and again while the next image is not there. All run in the
+    consumer's thread, and may raise to end the iteration. Raise :class:`DataError` at the end if no image could be
+    used.
     """
 
     def load(image: ImageRef) -> tuple[T, float]:
@@ -142,10 +143,10 @@ def iterate(
                 array, milliseconds = future.result()
             except DataError as error:
                 first = first or error
-                if on_skip is not None:
-                    on_skip(image, error)
                 if live is not None and live.ended:
                     break
+                if on_skip is not None:
+                    on_skip(image, error)
                 continue
             if on_time is not None:
                 on_time(milliseconds)

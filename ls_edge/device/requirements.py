@@ -50,6 +50,7 @@ ORT_BUILDS = (
 
 MODULES = {
     "cpu": ("onnxruntime",),
+    "camera": ("cv2",),
     "export": ("torch", "timm", "onnx"),
     "metrics": ("prometheus_client",),
     "report": ("altair", "jinja2", "vl_convert"),
@@ -76,8 +77,7 @@ def require(what: str, *extras: str) -> None:
     """Raise :class:`UsageError` if a module of ``extras`` is missing, without importing the modules."""
     absent = [name for extra in extras for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if absent:
-        names = ", ".join(extras)
-        raise UsageError(f"{what} needs {', '.join(absent)} (extra {names}); to install: {install_command(*extras)}")
+        raise UsageError(need(what, ", ".join(absent), *extras))
 
 
 def require_import(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
@@ -86,8 +86,12 @@ def require_import(what: str, modules: Sequence[str], *extras: str, instead: str
         try:
             importlib.import_module(module)
         except ImportError as error:
-            need = f"{what} needs {lacking(error, module)} (extra {', '.join(extras)})"
-            raise UsageError(f"{need}; to install: {install_command(*extras)}{instead}") from None
+            raise UsageError(f"{need(what, lacking(error, module), *extras)}{instead}") from None
+
+
+def need(what: str, module: str, *extras: str) -> str:
+    """Return the message that ``what`` needs a module of ``extras``, with the command that installs it."""
+    return f"{what} needs {module} (extra {', '.join(extras)}); to install: {install_command(*extras)}"
 
 
 def engine_advice() -> str:

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -90,6 +90,8 @@ def run_dataset(
     if len(skipped) == len(images) and not run.records:  # peers rejected them
         raise DataError(f"{images.source}: none of {len(images)} images can be used; the first: {skipped[0][1]}")
     given_up = run.give_up()
+    if images.live is not None and images.live.ended:
+        images = replace(images, images=images.images[: images.live.taken])  # the frames that existed
     manifest, asked, engines = source.bundle.manifest, source.settings, source.engines
     context = RunContext(
         bundle_id=manifest.bundle_id,

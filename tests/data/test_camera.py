@@ -1,25 +1,36 @@
 """Frames of videos and of live sources: real files, and a real stream of JPEGs over HTTP."""
 
 import io
+import re
 import signal
-import socket
+import subprocess
+import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import wave
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.data.camera import LiveFrames, VideoFile, frames, is_live
+from ls_edge.data import camera as camera_module
+from ls_edge.data import capture
+from ls_edge.data.camera import LiveFrames, VideoFile, frames
 from ls_edge.data.datasets import open_data
+from ls_edge.data.frame_source import FrameSource, visible_name
 from ls_edge.data.preprocess import Preprocessor, iterate
+from tests.data.cameras import Camera, File, Rtsp, jpeg
 
 cv2 = pytest.importorskip("cv2")
 
 SHADES = range(0, 240, 20)
+SOUND = io.BytesIO()
+with wave.open(SOUND, "wb") as sound:
+    sound.setparams((1, 2, 8000, 8000, "NONE", ""))
+    sound.writeframes(bytes(16_000))
+WAV = SOUND.getvalue()
 SPEC = ImageSpec((16, 16), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop_pct=1.0)
 
 
@@ -89,155 +100,120 @@ def test_every_frame_is_used_whatever_the_header_says(clip, written):
     assert [127.5 * (array[2].mean() + 1) for array in arrays] == pytest.approx(SHADES, abs=4)
 
 
-class Stream:
-    """A camera that sends JPEGs over HTTP, a new shade every few milliseconds, and ends after the last one."""
-
-    def __init__(self, count):
-        self.sent = 0
-        self.count = count
-        stream, self.stopped = self, threading.Event()
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def do_GET(self):
-                self.send_response(200)
-                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-                self.end_headers()
-                while stream.sent < stream.count and not stream.stopped.wait(0.01):
-                    encoded = io.BytesIO()
-                    Image.new("RGB", (64, 48), (0, 0, stream.sent)).save(encoded, "JPEG", quality=95)
-                    body = encoded.getvalue()
-                    head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                    try:
-                        self.wfile.write(head + body + b"\r\n")
-                    except OSError:
-                        return
-                    stream.sent += 1
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/video"
-
-    def close(self):
-        self.stopped.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+@pytest.mark.parametrize("kind", [Camera, Rtsp])
+def test_the_newest_frame_wins_and_the_end_has_the_number_of_frames(kind, wait_until):
+    with kind(40, 0.02) as camera, LiveFrames(FrameSource.parse(camera.url)) as live:
+        first = shade(live.read())
+        wait_until(lambda: camera.sent >= first + 30, what="newer frames")
+        assert shade(live.read()) > first + 15
+        with pytest.raises(DataError, match="stopped after 40 frames; check its cable or network"):
+            [live.read() for _ in range(100)]
+        assert live.ended
 
 
-@pytest.fixture
-def stream():
-    started = []
-
-    def start(count):
-        started.append(Stream(count))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
-
-
-class Silent:
-    """A server that sends ``first`` to one connection and then nothing, until it is left or for ten seconds."""
-
-    def __init__(self, first, *, then=lambda: None):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(10)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/video"
-        self.waited = []
-        self._first, self._then = first, then
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-
-    def _serve(self):
-        with self._listener, self._listener.accept()[0] as connection:
-            connection.sendall(self._first)
-            self._then()
-            self.waited.append(self._left.wait(10))
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._left.set()
-        self._thread.join()
+def test_a_silent_source_is_noticed_and_its_old_frames_are_not_returned(monkeypatch, wait_until):
+    monkeypatch.setattr(capture, "STALL_S", 1.0)
+    with Camera(20, stalls=True) as camera, LiveFrames(FrameSource.parse(camera.url)) as live:
+        wait_until(lambda: camera.sent == 20, what="all frames")
+        assert not camera.stopped.wait(1.5)
+        with pytest.raises(DataError, match="sent no frame for 1 s; check its cable or network"):
+            live.read()
+    monkeypatch.setattr(camera_module, "_SLACK_S", 0.0)
+    with Camera(0, stalls=True) as camera, pytest.raises(DataError, match="cannot open"):
+        LiveFrames(FrameSource.parse(camera.url))
 
 
-def test_opening_a_silent_stream_can_be_interrupted():
-    """OpenCV alone waits for 30 s, without looking at signals."""
-
+def test_a_silent_source_can_be_interrupted_and_closed(wait_until):
     def interrupt():
+        camera.asked.wait()
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    with Silent(b"", then=interrupt) as server, pytest.raises(KeyboardInterrupt):
-        LiveFrames(server.url)
-    assert server.waited == [True]
+    with Camera(0, stalls=True) as camera, ThreadPoolExecutor() as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            LiveFrames(FrameSource.parse(camera.url))
+    with Camera(20, stalls=True) as camera, LiveFrames(FrameSource.parse(camera.url)) as live:
+        wait_until(lambda: camera.sent == 20, what="all frames")
+        live.read()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(live.read)
+            live.close()
+            with pytest.raises(DataError):
+                waiting.result()
 
 
-def test_closing_a_silent_stream_wakes_its_readers():
-    class StoppedError(Exception):
-        pass
-
-    def stop():
-        if done:
-            raise StoppedError
-
-    encoded = io.BytesIO()
-    Image.new("RGB", (64, 48)).save(encoded, "JPEG")
-    head = f"Content-Type: image/jpeg\r\nContent-Length: {len(encoded.getvalue())}\r\n\r\n".encode()
-    frame = b"--frame\r\n" + head + encoded.getvalue() + b"\r\n"
-    first = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=frame\r\n\r\n" + 20 * frame
-    done = []
-    with Silent(first) as server, pytest.raises(StoppedError):
-        done.extend(iterate(open_data(server.url, "eval").take(100), Preprocessor(SPEC), on_wait=stop))
-    assert server.waited == [True]
-
-
-def test_the_newest_frame_wins(stream, wait_until):
-    camera = stream(200)
-    live = LiveFrames(camera.url)
-    try:
-        first = shade(live.read())
-        wait_until(lambda: camera.sent >= first + 60, what="newer frames")
-        assert shade(live.read()) > first + 30
-    finally:
-        live.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames of")]
-
-
-def test_a_stream_ends_with_the_number_of_its_frames(stream):
-    camera = stream(8)
-    found = []
-    with pytest.raises(DataError, match=r"stopped after 8 frames; check its cable or network"):
-        found.extend(frame for frame in frames(camera.url))
-    assert 1 <= len(found) <= 8
-    assert shade(found[-1]) == pytest.approx(7, abs=3)
-
-
-def test_a_live_data_set_needs_a_number_of_images_and_ends_with_its_stream(stream):
-    camera = stream(30)
-    images = open_data(camera.url, "eval")
-    with pytest.raises(UsageError, match="has no end; give the number of images"):
-        images.take(None)
-    skipped = []
-    done = [image.name for _, image, _ in iterate(images.take(1000), Preprocessor(SPEC), lambda *a: skipped.append(a))]
+def test_a_live_data_set_needs_a_number_of_images_and_ends_with_its_stream():
+    with Camera(30) as camera:
+        images = open_data(camera.url, "eval")
+        with pytest.raises(UsageError, match="has no end; give the number of images"):
+            images.take(None)
+        skipped = []
+        found = iterate(images.take(1000), Preprocessor(SPEC), lambda *a: skipped.append(a))
+        done = [image.name for _, image, _ in found]
     assert done == [f"{camera.url}#{i}" for i in range(len(done))]
-    assert 1 <= len(done) <= 30
-    assert len(skipped) == 1
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames of")]
+    assert (1 <= len(done) == images.live.taken <= 30, skipped) == (True, [])
 
 
-@pytest.mark.parametrize("given", ["camera", "camera:3", "rtsp://127.0.0.1:9/x"])
-def test_a_source_that_cannot_be_opened_is_refused(given):
-    assert is_live(given)
-    with pytest.raises(DataError, match="cannot open"):
+def test_a_url_of_a_photo_is_a_photo():
+    with File("image/jpeg", jpeg(100)) as server:
+        (only,) = frames(server.url)
+        assert shade(only) == pytest.approx(100, abs=3)
+        images = open_data(server.url, "eval").take(3)
+    assert [shade(image.read()) for image in images.images] == [shade(only)] * 3
+
+
+@pytest.mark.parametrize("server", [lambda: File("audio/wav", WAV), lambda: Rtsp(0, media="audio 0 RTP/AVP 0")])
+def test_a_source_of_sound_has_no_video(server):
+    with server() as camera, pytest.raises(DataError, match="has no video; name a stream with one"):
+        open_data(camera.url, "eval")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("camera", "camera 0"), ("camera:3", "camera 3"), ("camera:/dev/v4l/by-id/x", "camera /dev/v4l/by-id/x"),
+        ("/dev/v4l/by-id/usb-x", "camera /dev/v4l/by-id/usb-x"), ("rtsp://127.0.0.1:9/x", "rtsp://127.0.0.1:9/x"),
+        ("RTSP://a:b@127.0.0.1:9/x?pwd=c", "RTSP://127.0.0.1:9/x?pwd=…; check the address, user, and password"),
+        ("rtmp://a:b@c#d@127.0.0.1:9/x", "rtmp://127.0.0.1:9/x; check the address, user, and password; in a password, "
+         "write @ as %40 and # as %23"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_be_opened_is_refused(given, shown):
+    with pytest.raises(DataError, match=f"cannot open {re.escape(shown)}"):
         open_data(given, "eval")
 
 
 def test_similar_names_are_not_live():
-    assert not any(map(is_live, ("cameras", "camera:front", "camera.jpg", "rtsp.png")))
+    assert not any(map(FrameSource.parse, ("cameras", "camera:front", "camera.jpg", "rtsp.png", "ftp://a/b.jpg")))
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("rtsp://admin:SECRET@cam/s", "rtsp://cam/s"),
+        ("rtsp://admin:SE@C#RET@cam:554/s", "rtsp://cam:554/s"),
+        ("rtsp://admin:SE/CRE?T@cam/s?user=x", "rtsp://cam/s?user=…"),
+        ("http://cam/s?user=x@SECRET&pwd=SECRET#SECRET", "http://cam/s?user=…&pwd=…"),
+        ("http://cam/s?SECRET", "http://cam/s?…"),
+        ("rtsp://admin:SECRET", "rtsp://admin"),
+        ("ftp:/u:12/SECRET@[::1]:80/x.jpg", "ftp:/[::1]:80/x.jpg"),
+        ("camera:1", "camera:1"),
+        ("photos/a@b?c=d.jpg", "photos/a@b?c=d.jpg"),
+    ],
+)  # fmt: skip
+def test_names_of_sources_hold_no_secrets(given, shown):
+    assert visible_name(given) == shown
+    assert "SECRET" not in repr(FrameSource.parse(given))
+
+
+FORGETS = """
+import sys
+from ls_edge import frames
+print(next(frames(sys.argv[1])).shape, flush=True)
+"""
+
+
+def test_a_script_that_forgets_a_slow_camera_ends():
+    with Camera(9, 1.0) as camera:
+        done = subprocess.run([sys.executable, "-c", FORGETS, camera.url], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"(480, 640, 3)\n", b"")

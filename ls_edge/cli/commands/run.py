@@ -169,7 +169,8 @@ def command(
                     on_tick=_watch_peers(source, progress, reload.take),
                     stop=lambda: bool(stop),
                     rate=rate,
-                )
+                ),
+                images.source,
             )
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
@@ -189,7 +190,15 @@ def command(
             f"{measured.given_up} in flight were given up"
         )
         return interrupts.exit_code()
-    return exit_code(summary.answered, summary.degraded + summary.failed)
+    return exit_code(summary.answered, summary.degraded + summary.failed + _missing_frames(images, summary))
+
+
+def _missing_frames(images: ImageSet, summary: RunSummary) -> int:
+    """Return the number of images that a camera did not give before it ended, and warn about them."""
+    missing = 0 if images.live is None else len(images) - summary.requests
+    if images.live is not None and missing:
+        warn(f"{images.live.problem}; {counted(missing, 'image')} of --limit {len(images)} did not come")
+    return missing
 
 
 def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> ImageSet:
@@ -249,9 +258,12 @@ def _remarks(measured: DatasetRun, summary: RunSummary) -> Iterator[str]:
         yield summary.audit.warning
 
 
-def _with_flags(run: DatasetRun) -> DatasetRun:
-    """Add every flag of this call with its value or default, except ``--json``, to the settings of a run."""
-    flags = click.get_current_context().params
+def _with_flags(run: DatasetRun, data: str) -> DatasetRun:
+    """Add every flag of this call with its value or default, except ``--json``, to the settings of a run.
+
+    ``data`` is the visible name of the images.
+    """
+    flags = {**click.get_current_context().params, "data": data}
     in_force = {
         name: printable(value) if isinstance(value, Path) else value
         for name, value in flags.items()

@@ -1,0 +1,75 @@
+"""Cameras and network streams by the names that users give them, and names that people may see."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_SCHEMES = "rtsp|rtsps|rtspu|rtsph|rtmp|rtmps|rtmpe|rtmpt|http|https|udp|tcp|rtp|srt|mms|mmsh|mmst"
+_STREAM = re.compile(rf"({_SCHEMES})://(.+)", re.IGNORECASE | re.DOTALL)
+_URL = re.compile(r"([a-z][a-z0-9+.-]*:/+)(.*)", re.IGNORECASE | re.DOTALL)
+_CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
+_DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
+_PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:]*)(?::\d*)?(?:[/?#]|\Z)")
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A camera or a network stream."""
+
+    name: str
+    """Name without secrets; nothing else is printed, logged, or written."""
+    address: int | str = field(repr=False)
+    """Number of a camera, path of its device, or URL."""
+    is_device: bool = False
+
+    @classmethod
+    def parse(cls, given: str) -> FrameSource | None:
+        """Return the camera or stream that an argument names; None for files and all others."""
+        if camera := _CAMERA.fullmatch(given):
+            place = camera[1] or "0"
+            return cls(given, int(place) if place.isdigit() else place, is_device=True)
+        if _DEVICE.fullmatch(given):
+            return cls(given, given, is_device=True)
+        if stream := _STREAM.fullmatch(given):
+            return cls(visible_name(given), f"{stream[1].lower()}://{stream[2]}")
+        return None
+
+    @property
+    def may_be_photo(self) -> bool:
+        """Whether the address may lead to a single image instead of a stream."""
+        return not self.is_device and str(self.address).startswith("http")
+
+    @property
+    def what(self) -> str:
+        """The source in a message."""
+        return f"camera {self.address}" if self.is_device else self.name
+
+    @property
+    def advice(self) -> str:
+        """Advice on a source that cannot be opened."""
+        if self.is_device:
+            return "check that it is connected and that no other program uses it"
+        user = str(self.address).partition("://")[2].rpartition("@")[0]
+        escapes = "; in a password, write @ as %40 and # as %23" if re.search(r"[@#?/]", user) else ""
+        return f"check the address, user, and password{escapes}"
+
+
+def visible_name(given: str) -> str:
+    """Return a name that people may see: a URL without user, password, and values of its query; else the name itself.
+
+    Passwords may hold any character, escaped or not: when in doubt, more of the address is hidden.
+    """
+    url = _URL.fullmatch(given)
+    if url is None:
+        return given
+    rest = url[2]
+    path, _, query = rest.partition("?")
+    if "@" in path or ("@" in query and not (_PLAIN_HOST.match(rest) and "=" in query.partition("@")[0])):
+        rest = rest.rpartition("@")[2]
+        path, _, query = rest.partition("?")
+    if not _PLAIN_HOST.match(path):  # a user and a password without a host
+        path = path.partition(":")[0]
+    keys = [key for key, equals, _ in (pair.partition("=") for pair in re.split("[&;#]", query)) if equals]
+    shown = "&".join(f"{key}=…" for key in keys) or ("…" if query else "")
+    return f"{url[1]}{path.partition('#')[0]}{'?' if shown else ''}{shown}"
