@@ -6,25 +6,40 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ls_edge.core.errors import LinkError
 from ls_edge.device.requirements import require
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from ls_edge.runtime.peer.cores import EngineCores
-
 
 @contextlib.contextmanager
-def metrics_port(address: str) -> Iterator[Callable[[Collector, EngineCores], str]]:
-    """Bind ``HOST:PORT``, and yield a function that serves a collector there and returns the URL.
+def metrics_port(address: str) -> Iterator[Callable[[Collector], str]]:
+    """Serve ``HOST:PORT``, and yield a function that adds a collector and returns the URL.
 
     Errors name the flag.
     """
     require("--metrics", "metrics")
-    from ls_edge.runtime.serve.http.listener import open_listener
-    from ls_edge.runtime.serve.metrics import registry_of
-    from ls_edge.runtime.serve.scrape_server import ScrapeServer
+    from prometheus_client import CollectorRegistry, start_http_server
 
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(open_listener(address, "--metrics"))
-        yield lambda collector, cores: stack.enter_context(ScrapeServer(listener, registry_of(collector), cores)).url
+    from ls_edge.runtime.serve.listener import parse_address, url_of
+    from ls_edge.runtime.serve.metrics import add_collectors
+
+    host, port = parse_address(address, "--metrics")
+    registry = CollectorRegistry(auto_describe=False)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        why = error.strerror or error
+        raise LinkError(f"--metrics {address}: cannot listen ({why}); free the port, or give another") from None
+
+    def serve(collector: Collector) -> str:
+        add_collectors(registry, collector)
+        return url_of(server.socket) + "/metrics"
+
+    try:
+        yield serve
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.resources import files
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from aiohttp import web
@@ -22,11 +23,11 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError
 from ls_edge.core.parts import shown_parts
 from ls_edge.runtime.serve import inference_protocol as v2
-from ls_edge.runtime.serve.http.access import Access
-from ls_edge.runtime.serve.http.bodies import BodyReader
-from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal, json_response
-from ls_edge.runtime.serve.http.router import Route, Router
+from ls_edge.runtime.serve.access import Access
+from ls_edge.runtime.serve.bodies import Bodies
 from ls_edge.runtime.serve.live_page import LivePage
+from ls_edge.runtime.serve.middleware import Middleware, add_headers
+from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal, json_response
 from ls_edge.runtime.serve.service import Service, seconds_until
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
@@ -41,78 +42,83 @@ _RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Content types of an encoded image, in addition to ``image/...``; the second is what curl sends by default."""
 
 
-class Application:
-    """Handler of all requests."""
+class Api:
+    """Handlers of all paths."""
 
-    def __init__(self, service: Service, access: Access, bodies: BodyReader, *, access_log: bool = False) -> None:
+    def __init__(self, service: Service, access: Access, bodies: Bodies, *, access_log: bool = False) -> None:
         """With ``access_log``, log each request."""
         self._service = service
         self._bodies = bodies
         self._page = LivePage(service, access)
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
-        self.routes = [
-            Route("POST", "/predict", self._page.counting(self._predict)),
-            Route("GET", "/", self._page.show),
-            Route("GET", "/events", self._page.events),
-            Route("GET", "/health/live", self._live),
-            Route("GET", "/health/ready", self._ready),
-            Route("GET", "/status", self._status),
-            Route("GET", "/metrics", self._metrics),
-            Route("GET", "/openapi.json", self._openapi),
-            Route("GET", "/v2", self._v2_server),
-            Route("GET", "/v2/health/live", self._live),
-            Route("GET", "/v2/health/ready", self._ready),
-            Route("POST", "/v2/repository/index", self._v2_index),
-            Route("GET", "/v2/models/stats", self._v2_statistics),
+        middleware = Middleware(access, service.registry, access_log=access_log)
+        self.application = web.Application(middlewares=[middleware.answer], client_max_size=bodies.most)
+        self.application.on_response_prepare.append(add_headers)
+        self.application.add_routes(self._routes())
+
+    def _routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.post("/predict", self._page.counting(self._predict)),
+            web.get("/", self._page.show),
+            web.get("/events", self._page.events),
+            web.get("/health/live", self._live),
+            web.get("/health/ready", self._ready),
+            web.get("/status", self._status),
+            web.get("/metrics", self._metrics),
+            web.get("/openapi.json", self._openapi),
+            web.get("/v2", self._v2_server),
+            web.get("/v2/health/live", self._live),
+            web.get("/v2/health/ready", self._ready),
+            web.post("/v2/repository/index", self._v2_index),
+            web.get("/v2/models/stats", self._v2_statistics),
         ]
-        for path in ("/v2/models/{model}/versions/{version}", "/v2/models/{model}"):
-            self.routes += [
-                Route("GET", f"{path}/ready", self._v2_ready),
-                Route("GET", f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
-                Route("GET", f"{path}/stats", self._v2_statistics),
-                Route("POST", f"{path}/infer", self._page.counting(self._v2_infer)),
-                Route("GET", path, functools.partial(self._v2_document, v2.metadata)),
+        # Names of models on the Hub have slashes.
+        for path in ("/v2/models/{model:.+}/versions/{version:.+}", "/v2/models/{model:.+}"):
+            routes += [
+                web.get(f"{path}/ready", self._v2_ready),
+                web.get(f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
+                web.get(f"{path}/stats", self._v2_statistics),
+                web.post(f"{path}/infer", self._page.counting(self._v2_infer)),
+                web.get(path, functools.partial(self._v2_document, v2.metadata)),
             ]
-        self.handle = Router(self.routes, access, service.registry, access_log=access_log)
-        """Function that answers a request."""
+        return routes
 
     # Images.
 
-    async def _predict(self, request: web.BaseRequest) -> web.Response:
+    async def _predict(self, request: web.Request) -> web.Response:
         top, budget_ms, with_logits = _parameters(request.query, self._service.source.settings.budget_ms)
-        with await self._image(request) as body:
+        async with self._image(request) as body:
             end = time.monotonic() + budget_ms / 1e3
             async with self._service.place(end) as place:
                 notes: list[str] = []
 
                 def decode(wait_turn: Callable[[], None]) -> list[Any]:
-                    body.seek(0)
-                    return [_preprocess(place.source, body.read(), "the body", wait_turn, notes)]
+                    return [_preprocess(place.source, body, "the body", wait_turn, notes)]
 
                 (answer,) = await self._service.answer(place, decode, end)
         self._page.note(answer)
         return json_response(_document_of(answer, top, with_logits) | ({"notes": notes} if notes else {}))
 
-    async def _image(self, request: web.BaseRequest) -> IO[bytes]:
-        """Return the encoded image in a body or form."""
+    @contextlib.asynccontextmanager
+    async def _image(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Yield the encoded image in a body or form."""
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         is_form = kind == "multipart/form-data"
         if kind and not is_form and not kind.startswith("image/") and kind not in _RAW_KINDS:
             raise Refusal(
                 415, f"the content type {v2.shown(kind)} is not supported; send the encoded image as the body"
             )
-        body = await self._bodies.read(request, form=is_form)
-        if not body.seek(0, 2):
-            body.close()
-            raise Refusal(400, "the body is empty; send an encoded image, such as a JPEG")
-        return body
+        async with self._bodies.read(request, form=is_form) as body:
+            if not body:
+                raise Refusal(400, "the body is empty; send an encoded image, such as a JPEG")
+            yield body
 
     # The Open Inference Protocol.
 
-    async def _v2_server(self, _request: web.BaseRequest) -> web.Response:
+    async def _v2_server(self, _request: web.Request) -> web.Response:
         return json_response({"name": "ls-edge", "version": __version__, "extensions": list(v2.EXTENSIONS)})
 
-    async def _v2_index(self, _request: web.BaseRequest) -> web.Response:
+    async def _v2_index(self, _request: web.Request) -> web.Response:
         bundle, state, reason = self._service.source.bundle, "READY", ""
         if not self._service.is_ready:
             missing = shown_parts(self._service.source.snapshot.missing_blocks)
@@ -120,31 +126,29 @@ class Application:
         index = [{"name": bundle.manifest.model, "version": v2.version_of(bundle), "state": state, "reason": reason}]
         return json_response(index)
 
-    async def _v2_document(
-        self, document: Callable[[Bundle], object], _request: web.BaseRequest, **path: str
-    ) -> web.Response:
-        return json_response(document(self._v2_bundle(**path)))
+    async def _v2_document(self, document: Callable[[Bundle], object], request: web.Request) -> web.Response:
+        return json_response(document(self._v2_bundle(**request.match_info)))
 
-    async def _v2_statistics(self, _request: web.BaseRequest, **path: str) -> web.Response:
-        bundle = self._v2_bundle(**path) if path else self._service.source.bundle
+    async def _v2_statistics(self, request: web.Request) -> web.Response:
+        bundle = self._v2_bundle(**request.match_info) if request.match_info else self._service.source.bundle
         return json_response({"model_stats": [v2.statistics(bundle, self._service.statistics)]})
 
-    async def _v2_ready(self, request: web.BaseRequest, **path: str) -> web.Response:
-        self._v2_bundle(**path)
+    async def _v2_ready(self, request: web.Request) -> web.Response:
+        self._v2_bundle(**request.match_info)
         return await self._ready(request)
 
-    async def _v2_infer(self, request: web.BaseRequest, **path: str) -> web.Response:
-        self._v2_bundle(**path)
+    async def _v2_infer(self, request: web.Request) -> web.Response:
+        self._v2_bundle(**request.match_info)
         length = request.headers.get(v2.HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) <= 10):
             raise Refusal(400, f"{v2.HEADER_LENGTH} {v2.shown(length)}: use a number of bytes")
-        with await self._bodies.read(request) as body:
+        async with self._bodies.read(request) as body:
             budget_ms, json_length = self._service.source.settings.budget_ms, None if length is None else int(length)
             end = time.monotonic() + budget_ms / 1e3
             if timeout_us := await _parse(v2.timeout_of, body, json_length):
                 end = min(end, time.monotonic() + timeout_us / 1e6)
             async with self._service.place(end) as place:
-                self._v2_bundle(**path)  # the model may have changed while the request waited
+                self._v2_bundle(**request.match_info)  # the model may have changed while the request waited
                 try:
                     asked, binary = await _parse(v2.parse_request, body, json_length)
                 except DataError as error:
@@ -180,36 +184,31 @@ class Application:
 
     # Health and status.
 
-    async def _live(self, _request: web.BaseRequest) -> web.Response:
+    async def _live(self, _request: web.Request) -> web.Response:
         if not self._service.source.is_open:
             raise Refusal(503, "the source is closed", RETRY_AFTER)
         return json_response({"live": True})
 
-    async def _ready(self, _request: web.BaseRequest) -> web.Response:
+    async def _ready(self, _request: web.Request) -> web.Response:
         ready = self._service.is_ready
         missing = self._service.source.snapshot.missing_blocks
         return json_response({"ready": ready, "missing_blocks": shown_parts(missing)}, 200 if ready else 503)
 
-    async def _status(self, _request: web.BaseRequest) -> web.Response:
+    async def _status(self, _request: web.Request) -> web.Response:
         return json_response(self._service.status())
 
-    async def _metrics(self, _request: web.BaseRequest) -> web.Response:
+    async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._service.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _openapi(self, _request: web.BaseRequest) -> web.Response:
+    async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._description, content_type="application/json")
 
 
-async def _parse(function: Callable[[bytes, int | None], T], body: IO[bytes], json_length: int | None) -> T:
+async def _parse(function: Callable[[bytes, int | None], T], body: bytes, json_length: int | None) -> T:
     """Call a function with a body and the length of its JSON document, on a thread if that is long."""
-
-    def parse() -> T:
-        body.seek(0)
-        return function(body.read(), json_length)
-
-    if (body.seek(0, 2) if json_length is None else json_length) <= _QUICK_JSON:
-        return parse()
-    return await asyncio.to_thread(parse)  # also read there: bodies must not fill the memory while they wait
+    if (len(body) if json_length is None else json_length) <= _QUICK_JSON:
+        return function(body, json_length)
+    return await asyncio.to_thread(function, body, json_length)
 
 
 def _preprocess(

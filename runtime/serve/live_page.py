@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from ls_edge.runtime.serve.http.access import Access
-from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
-from ls_edge.runtime.serve.http.router import Handler, begin_response
+from ls_edge.runtime.serve.access import Access
+from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.results import Answer
 
@@ -61,9 +61,9 @@ class LivePage:
     def counting(self, handle: Handler) -> Handler:
         """Return ``handle`` with its server errors counted as failed requests."""
 
-        async def counted(request: web.BaseRequest, **path: str) -> web.StreamResponse:
+        async def counted(request: web.Request) -> web.StreamResponse:
             try:
-                return await handle(request, **path)
+                return await handle(request)
             except Exception as error:
                 if not isinstance(error, Refusal) or error.status >= 500:
                     self._ends.append((time.monotonic(), math.nan, False))
@@ -83,7 +83,7 @@ class LivePage:
         series = [{"ago_s": ago, **_summary(ends)} for ago, ends in by_second.items()]
         return {"seconds": min(_MINUTE_S, now - self._began), **_summary(everything), "series": series}
 
-    async def show(self, _request: web.BaseRequest) -> web.Response:
+    async def show(self, _request: web.Request) -> web.Response:
         """Return the page, which loads no other file and contacts only this server."""
         nonce = secrets.token_urlsafe(16)
         policy = (
@@ -96,7 +96,7 @@ class LivePage:
             headers={"Content-Security-Policy": policy},
         )
 
-    async def events(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def events(self, request: web.Request) -> web.StreamResponse:
         """Send the state and the answers since the previous event, until the server stops or the token is revoked."""
         if self.watchers >= MAX_WATCHERS:
             raise Refusal(503, f"{MAX_WATCHERS} pages are open, which is the limit; close one", RETRY_AFTER)
@@ -107,7 +107,7 @@ class LivePage:
         response, shown = web.StreamResponse(headers=headers), 0
         self.watchers += 1
         try:
-            await begin_response(request, response)
+            await response.prepare(request)
             with contextlib.suppress(Refusal):
                 while not self._service.is_stopping:
                     self._access.check(request)

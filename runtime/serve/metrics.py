@@ -179,13 +179,11 @@ class DeviceCollector(Collector):
         yield GaugeMetricFamily(f"{name}_throttled", text, value=float(bool(state.throttled)))
 
 
-def registry_of(collector: Collector, sensors: Sensors | None = None) -> CollectorRegistry:
-    """Return a registry with a collector and the metrics of the process (``process_*``) and its device."""
-    registry = CollectorRegistry(auto_describe=False)
+def add_collectors(registry: CollectorRegistry, collector: Collector, sensors: Sensors | None = None) -> None:
+    """Add a collector and the metrics of the process (``process_*``) and its device to a registry."""
     registry.register(collector)
     registry.register(DeviceCollector(sensors or Sensors()))
     ProcessCollector(registry=registry)
-    return registry
 
 
 def _build(role: str, name: str, bundle_id: str) -> Metric:

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 
-from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.replies import Refusal
 
 _DEVIATIONS = 4
 """Mean deviations, beyond the mean service time, that a request needs until its deadline; as in RFC 6298."""

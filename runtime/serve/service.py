@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from prometheus_client import Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from ls_edge.core.errors import (
     BudgetExceeded,
@@ -31,9 +31,9 @@ from ls_edge.core.errors import (
 )
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
-from ls_edge.runtime.serve.http.replies import RETRY_AFTER, Refusal
-from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, registry_of
+from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, add_collectors
 from ls_edge.runtime.serve.places import Places
+from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
 from ls_edge.runtime.source.results import LATENCY_BOUNDS_S, Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
@@ -107,7 +107,8 @@ class Service:
         self.places = Places(source.settings.max_inflight, queue)
         self.statistics = Statistics()
         self._sources = SuccessiveCollector(self._backend.collector)
-        self.registry = registry_of(self._sources)
+        self.registry = CollectorRegistry(auto_describe=False)
+        add_collectors(self.registry, self._sources)
         Gauge(
             "ls_edge_http_queue_length", "Requests that wait for a place of --concurrency.", registry=self.registry
         ).set_function(lambda: self.places.waiting)

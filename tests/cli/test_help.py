@@ -104,7 +104,7 @@ def test_core_and_runtime_import_without_the_heavy_packages():
 
 
 def test_a_peer_with_metrics_needs_nothing_of_the_server():
-    names = ("cli.commands.peer", "runtime.peer.peer", "runtime.serve.metrics", "runtime.serve.scrape_server")
+    names = ("cli.commands.peer", "runtime.peer.peer", "cli.metrics_listener", "runtime.serve.metrics")
     done = python(IMPORT_ALL, *(f"ls_edge.{name}" for name in names), blocked=OF_SERVE)
     assert (done.returncode, done.stderr) == (0, "")
 

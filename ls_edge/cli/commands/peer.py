@@ -22,7 +22,6 @@ from ls_edge.device.diagnostics import examine
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import FindingRow
-from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
 
 _GC_AFTER = 10_000
 """Number of new objects that starts a garbage collection (default 700); requests leave no garbage."""
@@ -75,7 +74,7 @@ def command(
         raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge push'")
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(ReloadRequest())  # first of all: until its handler is set, SIGHUP ends the process
-        file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+        file = open_peers(peers)
         # Bind the port before anything that takes long.
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         peer = Peer.open(file, name, bundle, store=store, examine=_examine, **settings)
@@ -84,7 +83,7 @@ def command(
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import PeerCollector
 
-            url = serve_metrics(PeerCollector(lambda: peer.peers, lambda: peer.snapshot), peer.cores)
+            url = serve_metrics(PeerCollector(lambda: peer.peers, lambda: peer.snapshot))
             logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": name, "url": url})
         gc.freeze()  # imported modules are never freed
         gc.set_threshold(_GC_AFTER)

@@ -32,7 +32,6 @@ from ls_edge.report.progress import RunProgress
 from ls_edge.report.runs.trace_events import write_trace_events
 from ls_edge.report.tables import print_summary
 from ls_edge.report.terminal import open_console
-from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
@@ -121,7 +120,7 @@ def command(
         peers = None
     if (peers is None) == (local is None):
         raise UsageError("name the peers with --peers FILE, or start some on this machine with --local N; one of them")
-    file = None if peers is None else open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    file = None if peers is None else open_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     whole = open_data(data, "eval")
     images = _checked(whole, limit, opened)
@@ -144,7 +143,7 @@ def command(
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import SourceCollector
 
-            url = serve_metrics(SourceCollector(source), source.cores)
+            url = serve_metrics(SourceCollector(source))
             click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         warning = wait_for_holders(source, wait, stop)

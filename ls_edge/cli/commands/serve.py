@@ -27,6 +27,8 @@ log = logging.getLogger("ls_edge.runtime")
 
 QUEUE = 8
 """Default of ``--queue``, as a multiple of ``--concurrency``."""
+IDLE_CONNECTIONS = 512
+"""Connections for which descriptors are reserved, in addition to one for each request that is answered or waits."""
 _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
@@ -42,7 +44,7 @@ _READY_WITHIN_S = 5.0
         "ls-edge serve --peers peers.yaml",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
         "ls-edge serve --peers peers.yaml --bundle bundle --tls-cert cert.pem --tls-key key.pem",
-        "ls-edge serve --peers peers.yaml --allow-host edge.example --trusted-proxy 127.0.0.1",
+        "ls-edge serve --peers peers.yaml --allow-host edge.example",
     ),
 )
 @options.PEERS
@@ -53,8 +55,6 @@ _READY_WITHIN_S = 5.0
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
 @options.names("--allow-host", "Host name of this server, in addition to the loopback.")
-@options.names("--cors", "Web site whose pages may use this server, such as https://app.example.", "ORIGIN")
-@options.names("--trusted-proxy", "Proxy whose X-Forwarded-For names the client in logs.", "ADDRESS")
 @options.flag("--access-log", "Log each request.")
 @options.concurrency(256, "Concurrent images.")
 @options.count(
@@ -78,8 +78,6 @@ def command(
     token_file: Path | None,
     insecure_http: bool,
     allow_host: tuple[str, ...],
-    cors: tuple[str, ...],
-    trusted_proxy: tuple[str, ...],
     access_log: bool,
     concurrency: int,
     queue: int | None,
@@ -104,12 +102,11 @@ def command(
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(interrupts.ReloadRequest())  # before anything that takes long
         require("ls-edge serve", "serve")
-        from ls_edge.runtime.serve.application import Application
-        from ls_edge.runtime.serve.http.access import Access
-        from ls_edge.runtime.serve.http.bodies import BodyReader
-        from ls_edge.runtime.serve.http.connection import Connections
-        from ls_edge.runtime.serve.http.listener import open_listener, parse_address
-        from ls_edge.runtime.serve.http.server import MAX_IDLE_CONNECTIONS, Certificate, HttpServer
+        from ls_edge.runtime.serve.access import Access
+        from ls_edge.runtime.serve.application import Api
+        from ls_edge.runtime.serve.bodies import Bodies
+        from ls_edge.runtime.serve.listener import open_listener, parse_address
+        from ls_edge.runtime.serve.server import Certificate, HttpServer
         from ls_edge.runtime.serve.service import Service
 
         set_up(as_json=log_json)
@@ -121,24 +118,21 @@ def command(
                 f"--http {http} is not on the loopback, so it needs --tls-cert, --tls-key and --token-file; or listen "
                 "on 127.0.0.1 behind a reverse proxy, or allow it with --insecure-http"
             )
-        access = Access(token_file, loopback_only=is_local, hosts=allow_host, origins=cors, proxies=trusted_proxy)
+        access = Access(token_file, loopback_only=is_local, hosts=allow_host)
         tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
         queue = QUEUE * concurrency if queue is None else queue
 
         def open_source(model_wait_s: float) -> Source:
             return Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=model_wait_s, **settings)
 
-        connections = Connections(concurrency + queue + MAX_IDLE_CONNECTIONS)
-        open_peers(peers, connections.most)
+        open_peers(peers, concurrency + queue + IDLE_CONNECTIONS)
         listener = stack.enter_context(open_listener(http, "--http"))
         service = Service(open_source(math.inf), holder_wait_s=wait, queue=queue)
         note_model(service.source.witnesses)
         stack.callback(service.close)
-        application = Application(service, access, BodyReader(max_body), access_log=access_log)
+        application = Api(service, access, Bodies(max_body), access_log=access_log).application
         stop = stack.enter_context(interrupts.StopRequest())
-        server = stack.enter_context(
-            HttpServer(listener, application.handle, connections, tls=tls, cores=service.source.cores)
-        )
+        server = stack.enter_context(HttpServer(listener, application, tls=tls, cores=service.source.cores))
 
         def reload_source() -> None:
             source = open_source(_READY_WITHIN_S)

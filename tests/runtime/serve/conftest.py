@@ -6,29 +6,30 @@ import shutil
 import subprocess
 
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from ls_edge.runtime.serve.http.access import Access
-from ls_edge.runtime.serve.http.connection import Connections
-from ls_edge.runtime.serve.http.listener import open_listener
-from ls_edge.runtime.serve.http.router import Route, Router
-from ls_edge.runtime.serve.http.server import HttpServer
+from ls_edge.runtime.serve.access import Access
+from ls_edge.runtime.serve.listener import open_listener
+from ls_edge.runtime.serve.middleware import Middleware, add_headers
+from ls_edge.runtime.serve.server import HttpServer
 from tests.cli.conftest import _make_bundle, bundle, command, ls_edge, ls_edge_of_module, process, slow, swarm  # noqa: F401
 from tests.runtime.serve.serving import TOKENS
 
 
 @pytest.fixture
 def serve_routes():
-    """Start a server in this process: ``serve_routes([("GET", "/path", handler)], most=4)`` is its address."""
+    """Start a server in this process: ``serve_routes([web.get("/path", handler)])`` is its address."""
     with contextlib.ExitStack() as stack:
 
-        def start(routes, most=4, tls=None, kind=Connections, **limits):
-            router = Router(
-                [Route(*route) for route in routes], Access(loopback_only=True), CollectorRegistry(), access_log=False
-            )
+        def start(routes, most=1 << 20, tls=None):
+            middleware = Middleware(Access(loopback_only=True), CollectorRegistry(), access_log=False)
+            application = web.Application(middlewares=[middleware.answer], client_max_size=most)
+            application.on_response_prepare.append(add_headers)
+            application.add_routes(routes)
             listener = open_listener("127.0.0.1:0", "--http")
             address = listener.getsockname()
-            stack.enter_context(HttpServer(listener, router, kind(most, **limits), tls=tls))
+            stack.enter_context(HttpServer(listener, application, tls=tls))
             return address
 
         yield start

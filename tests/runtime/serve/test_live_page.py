@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.serve.http.replies import Refusal
 from ls_edge.runtime.serve.live_page import LivePage
+from ls_edge.runtime.serve.replies import Refusal
 from tests.browser import Browser, needs_browser
 from tests.runtime.serve.front import Front
 from tests.runtime.serve.serving import TOKENS, Server, picture

@@ -1,23 +1,21 @@
 """What Prometheus reads of peers and sources, and HTTP clients that mean no good, while images are answered."""
 
 import contextlib
-import http.client
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
 from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ls_edge.cli.metrics_listener import metrics_port
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -25,16 +23,12 @@ from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing.state.events import Note, NoteKind, Tick
-from ls_edge.runtime.serve.http.access import Access
-from ls_edge.runtime.serve.http.listener import MAX_SCRAPE_CONNECTIONS, open_listener, parse_address
-from ls_edge.runtime.serve.http.router import Router
-from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector, registry_of
-from ls_edge.runtime.serve.scrape_server import ScrapeServer
+from ls_edge.runtime.serve.access import Access
+from ls_edge.runtime.serve.listener import open_listener, parse_address
+from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector
+from ls_edge.runtime.serve.middleware import Middleware
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.node import MachineDriver
-from ls_edge.runtime.transport.outbox import LinkCounts, Outbox
 from ls_edge.version import __version__
 
 PLACEMENT = {"a": range(6), "b": range(6)}
@@ -42,10 +36,10 @@ COUNT = 20
 
 
 @contextlib.contextmanager
-def listening(collector):
+def listening(collector, address="127.0.0.1:0"):
     """A listener for metrics; yields its address."""
-    with ScrapeServer(open_listener("127.0.0.1:0", "--metrics"), registry_of(collector)) as server:
-        yield server.url.removesuffix("/metrics")
+    with metrics_port(address) as serve:
+        yield serve(collector).removesuffix("/metrics")
 
 
 def scrape(url):
@@ -201,17 +195,6 @@ def test_messages_of_strangers_are_counted_by_constant_reasons(file, peers, wait
         context.term()
 
 
-def test_suspicions_are_counted_for_the_peers_of_the_file():
-    class Machine:
-        def handle_all(self, events, now):
-            return [Note(NoteKind.SUSPECT, "a"), Note(NoteKind.LOST, "a"), Note(NoteKind.SUSPECT, "a source")]
-
-    counts = LinkCounts(["a", "b"])
-    outbox = Outbox("c", None, {}, counts)
-    MachineDriver(Machine(), outbox, print, Counter(), counts.suspicions).feed(Tick())
-    assert counts.suspicions == {"a": 1, "b": 0}
-
-
 def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until):
     import zmq
 
@@ -233,7 +216,7 @@ def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until
 def test_each_figure_is_documented_and_no_other(file, tiny_bundle):
     text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
     with Source.open(file, tiny_bundle) as source, contextlib.closing(Service(source, holder_wait_s=0, queue=0)) as one:
-        Router([], Access(loopback_only=True), one.registry, access_log=False)
+        Middleware(Access(loopback_only=True), one.registry, access_log=False)
         families = [
             *(family for family in one.registry.collect() if family.name.startswith("ls_edge")),
             *PeerCollector(lambda: file, lambda: PeerSnapshot("a")).collect(),
@@ -247,101 +230,6 @@ def test_each_figure_is_documented_and_no_other(file, tiny_bundle):
     assert set(re.findall(r"ls_edge_\w+", text)) <= names
 
 
-def connect(url):
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
-def ended(connection, within):
-    """Whether the other side closes a connection in time; what it still sends is read."""
-    connection.settimeout(within)
-    with contextlib.suppress(ConnectionError):
-        while connection.recv(65536):
-            pass
-    return True
-
-
-def test_hostile_clients_cost_the_peer_nothing(file, peers, tiny_bundle, images, monkeypatch):
-    monkeypatch.setattr("ls_edge.runtime.serve.scrape_server._Handler.timeout", 0.5)
-    with contextlib.ExitStack() as stack:
-        source = stack.enter_context(Source.open(file, tiny_bundle))
-        url = stack.enter_context(listening(PeerCollector(lambda: file, lambda: peers["a"].snapshot)))
-        assert source.wait_ready(10) == ()
-        futures = [source.submit(image, budget_ms=10_000) for image in images(COUNT)]
-        slow = [stack.enter_context(connect(url)) for _ in range(2 * MAX_SCRAPE_CONNECTIONS)]
-        for connection in slow[: MAX_SCRAPE_CONNECTIONS // 2]:
-            with contextlib.suppress(OSError):
-                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
-        assert all(ended(connection, 20) for connection in slow)
-        for garbage in (
-            b"\x00\xff" * 500 + b"\r\n\r\n",
-            b"GET /metrics HTTP/9.9\r\n\r\n",
-            b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"POST /metrics HTTP/1.1\r\nContent-Length: " + b"9" * 6000 + b"\r\n\r\n",
-            b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 100_000,
-            b"POST /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        ):
-            with connect(url) as connection, contextlib.suppress(ConnectionError):
-                connection.sendall(garbage)
-                assert ended(connection, 10)
-        assert scrape(url)["ls_edge_peer_warm"] == 1
-        assert all(future.result(10).prediction >= 0 for future in futures)
-
-
-def test_nothing_can_be_changed(file, capfd):
-    with listening(PeerCollector(lambda: file, lambda: PeerSnapshot("a"))) as url:
-        for method, path, status in (
-            ("POST", "/metrics", 405), ("DELETE", "/metrics", 405), ("GET", "/metrics", 200),
-            ("GET", "/metrics?name[]=x", 200),
-        ):  # fmt: skip
-            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
-            connection.request(method, path)
-            assert connection.getresponse().status == status, (method, path)
-            connection.close()
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:9100", "::1", 9100), ("localhost:65535", "localhost", 65535)],
-)
-def test_addresses(text, host, port):
-    assert parse_address(text, "--metrics") == (host, port)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "9100", ":9100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:-1", "127.0.0.1:65536", "127.0.0.1:٣", "::1:9100",
-     "[::1]", "[127.0.0.1]:1", "http://127.0.0.1:80", "a b:1", "[:]:1", "127.0.0.1:80/x"],
-)  # fmt: skip
-def test_addresses_that_are_none(text):
-    with pytest.raises(UsageError, match=r"^--metrics .* is not HOST:PORT"):
-        open_listener(text, "--metrics")
-
-
-def test_addresses_that_cannot_be_listened_on():
-    with (
-        open_listener("127.0.0.1:0", "--metrics") as taken,
-        pytest.raises(LinkError, match=r"^--metrics 127.0.0.1:\d+: cannot listen \(Address already in use\)"),
-    ):
-        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", "--metrics")
-    with pytest.raises(UsageError, match=r"no-such-host\.invalid is not found"):
-        open_listener("no-such-host.invalid:1", "--metrics")
-    with pytest.raises(LinkError, match="cannot listen"):
-        open_listener("192.0.2.1:0", "--metrics")
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_ipv6(file):
-    try:
-        listener = open_listener("[::1]:0", "--metrics")
-    except LinkError:
-        pytest.skip("no IPv6 loopback here")
-    with ScrapeServer(listener, registry_of(PeerCollector(lambda: file, lambda: PeerSnapshot("a")))) as server:
-        assert server.url.startswith("http://[::1]:")
-        assert scrape(server.url.removesuffix("/metrics"))["ls_edge_peer_warm"] == 0
-
-
 def test_processes_offer_figures_and_end_as_without(tmp_path, tiny_bundle):
     everywhere = ["--metrics", "127.0.0.1:0"]
     with LocalCluster(tmp_path, tiny_bundle, PLACEMENT, arguments=everywhere) as cluster:
@@ -353,18 +241,38 @@ def test_processes_offer_figures_and_end_as_without(tmp_path, tiny_bundle):
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
             line = run.stderr.readline()
             of_run = re.fullmatch(r"ls-edge: metrics at (http://\S+)/metrics\n", line)[1]
-            connect(of_run).close()
-            with connect(of_run) as half:
-                half.sendall(b"GET /met")
-                found = scrape(of_run)
-                assert found["ls_edge_source_peers_alive"] <= 2
-                assert run.wait(60) == 0
-            assert scrape(url)["ls_edge_peer_blocks_run_total"] > 0
-        with connect(url) as half:
-            half.sendall(b"GET /met")
-            cluster.signal("a", signal.SIGTERM)
-            assert cluster.processes["a"].wait(10) == 0
-            assert ended(half, 1)
+            assert scrape(of_run)["ls_edge_source_peers_alive"] <= 2
+            assert run.wait(60) == 0
+        assert scrape(url)["ls_edge_peer_blocks_run_total"] > 0
+        cluster.signal("a", signal.SIGTERM)
+        assert cluster.processes["a"].wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        *((text, UsageError, "is not HOST:PORT") for text in ("", "9100", ":9100", "127.0.0.1:65536", "127.0.0.1:٣",
+          "::1:9100", "[127.0.0.1]:1", "http://127.0.0.1:80", "127.0.0.1:80/x")),
+        ("no-such-host.invalid:1", LsEdgeError, "no-such-host.invalid"),
+        ("192.0.2.1:0", LinkError, "cannot listen"),
+    ],
+)  # fmt: skip
+def test_addresses_that_cannot_be_used(file, text, error, words):
+    for flag, listen in (("--http", lambda: open_listener(text, "--http")), ("--metrics", lambda: metrics(text))):
+        with pytest.raises(error, match=f"^{flag} .*{words}"):
+            listen()
+
+
+def metrics(text):
+    with metrics_port(text):
+        pass
+
+
+def test_addresses():
+    assert parse_address("[::1]:9100", "--http") == ("::1", 9100)
+    assert parse_address("localhost:65535", "--http") == ("localhost", 65535)
+    with open_listener("127.0.0.1:0", "--http") as taken, pytest.raises(LinkError, match=r"\(Address already in use\)"):
+        metrics(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 def test_without_the_extra_one_line_names_it(file, tiny_bundle):

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, start_http_server
 
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.counts import PeerSnapshot
-from ls_edge.runtime.serve.http.listener import open_listener
-from ls_edge.runtime.serve.metrics import PeerCollector, registry_of
-from ls_edge.runtime.serve.scrape_server import ScrapeServer
+from ls_edge.runtime.serve.metrics import PeerCollector, add_collectors
 from tests.runtime.serve.serving import Server, picture
 
 FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
@@ -77,9 +76,13 @@ def board(tmp_path, bundle):
     peers = tmp_path / "peers.yaml"
     peers.write_text("peers: [{name: orin, address: 'tcp://127.0.0.1:5555', blocks: [0]}]")
     collector = PeerCollector(lambda: load_peers(peers), lambda: PeerSnapshot("orin"))
-    registry = registry_of(collector, Sensors(tmp_path))
-    with ScrapeServer(open_listener("127.0.0.1:0", "--metrics"), registry) as server:
-        yield server.url
+    registry = CollectorRegistry(auto_describe=False)
+    add_collectors(registry, collector, Sensors(tmp_path))
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    yield f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def test_the_files_are_in_order():

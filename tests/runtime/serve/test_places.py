@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ls_edge.runtime.serve.http.replies import Refusal
 from ls_edge.runtime.serve.places import Places
+from ls_edge.runtime.serve.replies import Refusal
 
 
 def run(scenario):

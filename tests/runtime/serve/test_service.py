@@ -2,21 +2,18 @@
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import json
 import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from tempfile import SpooledTemporaryFile
 
 import numpy as np
 import pytest
 
 from ls_edge.runtime.serve import inference_protocol as v2
-from ls_edge.runtime.serve.application import _parse
-from ls_edge.runtime.serve.http.replies import Refusal
+from ls_edge.runtime.serve.replies import Refusal
 from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.source import Source
 from tests.runtime.serve.serving import picture
@@ -118,20 +115,6 @@ def test_request_that_waits_while_the_model_changes_gets_no_answer_of_another_mo
         may_end.set()
         assert (first.result(60), second.result(60)) == (503, 404)
     service.close()
-
-
-def test_bodies_that_wait_for_a_thread_are_not_in_memory():
-    size = 1 << 20
-
-    async def scenario(bodies):
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-        await asyncio.gather(*(_parse(v2.timeout_of, body, None) for body in bodies))
-
-    with contextlib.ExitStack() as stack:
-        bodies = [stack.enter_context(SpooledTemporaryFile(1)) for _ in range(MANY)]
-        for body in bodies:
-            body.write(bytes(size))
-        assert peak_of(asyncio.run, scenario(bodies)) < 6 * size
 
 
 @pytest.mark.parametrize("pixel", [b"1,2,3", b"[1,2,3]"])

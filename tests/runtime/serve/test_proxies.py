@@ -1,4 +1,4 @@
-"""The configurations of ``docs/serving.md`` for nginx and Caddy, run in front of a server."""
+"""nginx and Caddy in front of a server: the configurations of ``docs/serving.md``, and where requests end."""
 
 import contextlib
 import http.client
@@ -11,14 +11,16 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
+from aiohttp import web
 
 from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.runtime.serve.listener import open_listener
+from ls_edge.runtime.serve.server import HttpServer
 from tests.runtime.serve import proxies
 from tests.runtime.serve.serving import Server, picture
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "serving.md"
 ORIGIN = "https://edge.example"
-CLIENT = "127.0.0.2"
 EVERY_S = 0.5
 """Interval of events."""
 
@@ -35,7 +37,7 @@ def documented(language, replaced):
 @pytest.fixture(scope="module")
 def server(ls_edge_of_module, swarm, bundle):
     ((flags),) = re.findall(r"(--allow-host.*)\n", DOCUMENT.read_text())[:1]
-    return Server(ls_edge_of_module, swarm.path, bundle, "--access-log", *flags.split())
+    return Server(ls_edge_of_module, swarm.path, bundle, *flags.split())
 
 
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
@@ -54,11 +56,11 @@ def proxy(request, server, certificate, tmp_path_factory):
 
 @contextlib.contextmanager
 def connection_to(address):
-    """An HTTPS connection from CLIENT, to the name of the document."""
+    """An HTTPS connection to the name of the document."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = http.client.HTTPSConnection("edge.example", timeout=30, context=context)
-    with socket.create_connection(address, timeout=30, source_address=(CLIENT, 0)) as plain:
+    with socket.create_connection(address, timeout=30) as plain:
         connection.sock = context.wrap_socket(plain, server_hostname="edge.example")
         with contextlib.closing(connection):
             yield connection
@@ -112,9 +114,69 @@ def test_events_are_not_collected(server, proxy):
     assert any(json.loads(line[6:])["answers"] for line in lines if line.strip())
 
 
-def test_access_log_has_the_client(server, proxy):
-    for count, forged in enumerate(("", "192.0.2.1", "127.0.0.1")):
-        request_id = f"client-{proxy[1]}-{count}"
-        ask(proxy, "GET", "/edge/health/live", None, {"X-Request-ID": request_id, "X-Forwarded-For": forged})
-        line = next(line for line in server.process.stderr if request_id in line)
-        assert f"client={CLIENT} " in line
+GET = b"GET /get HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /post HTTP/1.1\r\nHost: localhost\r\n"
+LENGTH, CHUNKED = b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"
+BODY = b"5\r\nimage\r\n0\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+END = b"GET /end HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+INSIDE = b"Content-Length: %d\r\n\r\n" % len(SMUGGLED) + SMUGGLED
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A function that sends bytes to nginx, in front of a server; it returns the requests that the server saw."""
+    seen = []
+
+    async def note(request):
+        seen.append((request.method, request.path, await request.read()))
+        return web.Response(body=b"understood")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", note)
+    (port,) = free_ports(1)
+    listener = open_listener("127.0.0.1:0", "--http")
+    http = f"""
+        client_header_timeout 1s; client_body_timeout 1s; keepalive_timeout 1s; lingering_timeout 1s;
+        upstream server {{ server 127.0.0.1:{listener.getsockname()[1]}; keepalive 4; keepalive_timeout 50ms; }}
+        server {{
+          listen 127.0.0.1:{port};
+          location / {{
+            proxy_pass http://server; proxy_http_version 1.1; proxy_set_header Connection "";
+            proxy_request_buffering off;
+          }}
+        }}
+    """
+
+    def send(data):
+        seen.clear()
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(data)
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(1 << 16):
+                    pass
+        return list(seen)
+
+    with HttpServer(listener, application), proxies.nginx(tmp_path_factory.mktemp("smuggling"), port, http):
+        yield send
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST + LENGTH + b"\r\nimage", POST + CHUNKED + b"\r\n" + BODY, POST + INSIDE, GET * 3,
+        POST + LENGTH + CHUNKED + b"\r\n" + BODY + SMUGGLED, POST + LENGTH * 2 + b"\r\nimage",
+        POST + b"Content-Length: +5\r\n\r\nimage", POST + b"Content-Length : 5\r\n\r\nimage",
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n" + BODY, POST + b"X: a\r\n " + CHUNKED + LENGTH + b"\r\nimage",
+        POST + CHUNKED + b"\r\n5;a\nimage\r\n0\r\n\r\n", POST + CHUNKED + b"\r\n3\r\nimage\r\n0\r\n\r\n",
+        POST + H2C + INSIDE, POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n" + BODY, POST + LENGTH + b"\nimage",
+        POST + CHUNKED + b"\r\n5\r\nimage\r\n0\r\nContent-Length: 9\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_no_request_is_smuggled_through_nginx(recorded, data):
+    """The server sees the requests that nginx forwarded, and none that is the body of another."""
+    requests = recorded(data + END)
+    assert {(method, path) for method, path, _ in requests} <= {("POST", "/post"), ("GET", "/get"), ("GET", "/end")}
+    assert {body for _, _, body in requests} <= {b"", b"image", SMUGGLED}
+    assert recorded(END) == [("GET", "/end", b"")]  # on a connection that the server kept

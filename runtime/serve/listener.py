@@ -1,4 +1,4 @@
-"""Listening socket of ``--http`` and ``--metrics``."""
+"""Listening sockets of ``--http`` and ``--metrics``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import socket
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import is_ipv6
 
-MAX_SCRAPE_CONNECTIONS = 16
-"""Limit of connections to ``--metrics``; others are closed immediately."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/@\s]+):(\d{1,5})", re.ASCII)
 
 

@@ -1,11 +1,9 @@
-"""Rules for every request: ids, the access log, slow clients, and requests that mean no good."""
+"""Rules for every request: ids, the access log, clients that go away, and requests that mean no good."""
 
 import contextlib
 import json
 import re
 import socket
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,37 +57,6 @@ def test_client_that_goes_away_cancels_its_image(tmp_path, bundle, ls_edge, wait
         wait_until(lambda: samples(server).get(("ls_edge_http_responses_total", "/predict", "499")) == 1)
         local.set_faults("a", Faults())
         wait_until(lambda: server.predict(body)[0] == 200)  # its place is free
-
-
-def test_slow_clients_do_not_slow_others(server, wait_until):
-    assert server.predict(picture())[0] == 200
-    over = threading.Event()
-    with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(server.address, timeout=10)) for _ in range(40)]
-
-        def drip():
-            head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n" + bytes(1000)
-            for byte in head:
-                for connection in slow[:20]:
-                    with contextlib.suppress(OSError):
-                        connection.sendall(bytes([byte]))
-                if over.wait(0.02):
-                    return
-
-        for connection in slow[20:30]:  # these never read
-            with contextlib.suppress(OSError):
-                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
-        thread = threading.Thread(target=drip)
-        thread.start()
-        try:
-            with ThreadPoolExecutor(2) as pool:
-                replies = list(pool.map(lambda seed: server.predict(picture(seed))[0], range(20)))
-            assert replies == [200] * 20
-            assert server.get("/health/live")[0] == 200
-        finally:
-            over.set()
-            thread.join()
-    wait_until(lambda: server.get("/health/live")[0] == 200)
 
 
 NAMES = (
@@ -153,4 +120,4 @@ def test_whatever_http_is_sent_nothing_fails(server, method, path, headers, body
 def test_server_is_as_well_as_before(server):
     assert server.predict(picture())[0] == 200
     seen = {key[2] for key in samples(server) if key[0] == "ls_edge_http_responses_total"}
-    assert seen <= {"200", "400", "401", "403", "404", "405", "408", "413", "415", "417", "499", "505"}
+    assert seen <= {"200", "400", "403", "404", "405", "413", "415", "417", "499"}

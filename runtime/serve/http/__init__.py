@@ -1,1 +1,0 @@
-"""HTTP without images: connections, requests, and their limits."""

@@ -1,0 +1,106 @@
+"""Steps that all requests share: access, headers, ids, counts, the access log, and errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from ls_edge.runtime.serve.access import Access
+from ls_edge.runtime.serve.replies import HEADERS, Refusal, json_response
+from ls_edge.runtime.source.results import LATENCY_BOUNDS_S
+
+log = logging.getLogger("ls_edge.runtime")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+_TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})", re.ASCII)
+_IDS = web.RequestKey("ids", dict)
+"""Key under which a request holds the ids of its response's headers."""
+_GONE = 499
+"""Status of a client that went away, as in nginx."""
+
+
+class Middleware:
+    """Middleware of the application."""
+
+    def __init__(self, access: Access, registry: CollectorRegistry, *, access_log: bool) -> None:
+        """With ``access_log``, log each request."""
+        self._access = access
+        self._access_log = access_log
+        self._failures = 0
+        self._responses = Counter(
+            "ls_edge_http_responses", "Answers to HTTP requests.", ["path", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "ls_edge_http_request_seconds",
+            "Time from the header of a request to its response.",
+            ["path"],
+            registry=registry,
+            buckets=LATENCY_BOUNDS_S,
+        )
+
+    @web.middleware
+    async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request."""
+        began, status = time.perf_counter(), _GONE
+        given, parent = request.headers.get("X-Request-ID", ""), request.headers.get("traceparent", "")
+        request[_IDS] = {"X-Request-ID": given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)}
+        trace = _TRACE_PARENT.fullmatch(parent)
+        if trace:
+            request[_IDS]["traceparent"] = f"00-{trace[1]}-{secrets.token_hex(8)}-{trace[2]}"
+        try:
+            self._access.check(request)
+            response = await handler(request)
+            status = response.status
+        except ConnectionError:  # the client is gone
+            raise
+        except Exception as error:  # noqa: BLE001 - the client gets a response in any case
+            response = self._response_to(error, request)
+            status = response.status
+        finally:
+            resource = request.match_info.route.resource
+            path = "other" if resource is None else resource.canonical
+            seconds = time.perf_counter() - began
+            self._responses.labels(path, str(status)).inc()
+            self._seconds.labels(path).observe(seconds)
+            if self._access_log:
+                fields = {
+                    "id": request[_IDS]["X-Request-ID"],
+                    "trace": trace[1] if trace else None,
+                    "client": request.remote,
+                    "method": request.method,
+                    "path": request.path[:200],
+                    "status": status,
+                    "ms": round(seconds * 1e3, 2),
+                }
+                log.info("request", extra=fields)
+        return response
+
+    def _response_to(self, error: Exception, request: web.Request) -> web.Response:
+        if isinstance(error, Refusal):
+            return error.response()
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            allow = ", ".join(sorted(error.allowed_methods))
+            return Refusal(405, f"the method is not allowed here; use {allow}", {"Allow": allow}).response()
+        if isinstance(error, web.HTTPNotFound):
+            return Refusal(404, "no such path; see docs/serving.md, for example /predict, /status, /v2").response()
+        if isinstance(error, web.HTTPException):
+            return Refusal(error.status, error.reason).response()
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th ...: clients cannot fill the log
+            log.error(
+                "an HTTP request failed",
+                extra={"count": self._failures, "id": request[_IDS]["X-Request-ID"]},
+                exc_info=error,
+            )
+        return json_response({"error": "the server failed to answer"}, 500)
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of every response; a signal of the application."""
+    response.headers.update({**HEADERS, **request.get(_IDS, {})})
