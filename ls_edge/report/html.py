@@ -14,9 +14,8 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,8 +42,7 @@ from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, Sit
 from ls_edge.report import charts
 from ls_edge.report.runs.mistakes import confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
-from ls_edge.report.runs.tracks import track_table
-from ls_edge.report.theme import STAGES, STYLE, Chart
+from ls_edge.report.theme import STYLE, Chart
 from ls_edge.version import __version__
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def write_report(
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
-    """Write a page that compares ``runs``, followed by the report of each."""
+    """Write a page that compares ``runs``, followed by the report of each that has records."""
     data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
     summaries = [(name, summary) for name, summary, _, _ in runs]
     text = render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
@@ -88,27 +86,6 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
     latency = np.concatenate([outcome.latency_s[outcome.states != FAILED] for outcome in outcomes]) * 1e3
     text = render("simulation.html.j2", title="A simulated fleet", summary=summary, latency=latency, outcomes=outcomes)
     write_output(path, text)
-
-
-def write_side_by_side(
-    path: str | Path,
-    rows: Sequence[Sequence[str]],
-    pairs: Sequence[Sequence[str]],
-    apart: Sequence[Sequence[str]] = (),
-    alone: Sequence[Sequence[str]] = (),
-    *,
-    answer: str = "",
-    values: Mapping[str, Sequence[tuple[str, float, str]]] = MappingProxyType({}),
-) -> None:
-    """Write a page with a row for each document, and tables of pairs.
-
-    ``pairs`` compare planned with measured values, ``apart`` lists plans and runs that differ, and ``alone`` compares a
-    fleet with one device. ``answer`` is the conclusion. ``values`` has the name, value, and text of each document, by
-    quantity.
-    """
-    tables: dict[str, Any] = {"rows": rows, "pairs": pairs, "apart": apart, "alone": alone}
-    tables |= {"answer": answer, "values": values}
-    write_output(path, render("side_by_side.html.j2", title="Side by side", **tables))
 
 
 class Figure(NamedTuple):
@@ -188,12 +165,10 @@ def environment() -> Environment:
     }
     made.globals |= {
         "NOTHING": NOTHING,
-        "STAGES": STAGES,
         "MOST_ROWS": MOST_TABLE_ROWS,
         "charts": charts,
         "confusions": confusions,
         "settings_of": _settings,
-        "track_table": track_table,
     }
     return made
 

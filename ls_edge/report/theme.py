@@ -17,18 +17,6 @@ BLOCK_SCHEME: Final = "viridis"
 CATEGORY_SCHEME: Final = "tableau10"
 MOST_CATEGORIES = 10
 
-STAGES = {
-    "stem": "patch embedding, on the source",
-    "wire": "between two processes",
-    "queue": "waiting for the engine",
-    "codec": "encoding and decoding tokens",
-    "engine": "running blocks",
-    "wait": "waiting for tracks of others",
-    "head": "classifier, on the source",
-    "other": "not explained by any duration",
-}
-"""Stages of a request and their descriptions."""
-
 _COLORS = {
     "bg": ("#fcfcfa", "#14161a"),
     "panel": ("#f4f4f0", "#1c1f25"),

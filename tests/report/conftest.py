@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, Visit
 from ls_edge.evaluation.run_summary import summarize
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
@@ -123,99 +123,6 @@ def simulate(
         wall_s=length / 1000 + 1.2,
     )
     return Run(records, events, context)
-
-
-def wave_of(number, joiner, shares, begin, rng, blocks, trouble):
-    """Tracks of a wave that begins at ``begin``: each holder runs its share of ``blocks``; ``trouble`` befalls one."""
-    left = list(blocks)
-    tracks, joined = [], []
-    for holder, count in shares.items():
-        mine, left = tuple(left[:count]), left[count:]
-        engine = len(mine) * SPEED[holder] * rng.uniform(0.97, 1.15)
-        queue, codec, way = rng.uniform(0, 0.1), 0.05, 0.0 if holder == joiner else rng.uniform(0.3, 0.6)
-        end = begin + engine + queue + codec + way
-        why = trouble.get(holder, "")
-        if why == "no gain" or not mine:
-            tracks.append(TrackSpan(number, holder, (), us(begin), us(begin), 2400, why="no gain"))
-            left = [*mine, *left]
-        elif why:
-            tracks.append(TrackSpan(number, holder, (), us(begin), us(begin) + 5000, 2000, why=why))
-            left = [*left, *mine]
-        else:
-            expected = len(mine) * SPEED[holder] + (0.4 if holder != joiner else 0.0)
-            tracks.append(TrackSpan(number, holder, mine, *map(us, (begin, end, expected, queue, engine, codec))))
-            joined.append(tuple((block, holder) for block in mine))
-    return tracks, tuple(joined), left
-
-
-def simulate_waves(requests=120, *, seed=0, wave_blocks=4, gain=True):
-    """Requests one at a time, each joined by board-a in waves of at most ``wave_blocks`` blocks."""
-    rng = random.Random(seed)
-    records, clock = [], 0.0
-    for request in range(requests):
-        stem, head, wire = 0.5, 0.15, rng.uniform(0.6, 0.9)
-        now, number, left = 0.1, 0, list(range(8))
-        tracks, waves = [], []
-        while left:
-            trouble = {} if gain else {"board-b": "no gain", "laptop": "no gain"}
-            if number == 0 and request % 40 == 7:
-                trouble["laptop"] = "lost"
-            if number == 1 and request % 40 == 9:
-                trouble["board-b"] = "late"
-            if request % 6 == 3:
-                trouble["board-b"] = "no gain"
-            shares = {"board-a": wave_blocks if not gain else 1, "board-b": 1, "laptop": 2}
-            made, joined, rest = wave_of(number, "board-a", shares, now, rng, left[:wave_blocks], trouble)
-            left = rest + left[wave_blocks:]
-            tracks += made
-            waves.append(joined)
-            now = max(track.end_us for track in made) / 1000 + 0.05
-            number += 1
-        own = [track for track in tracks if track.holder == "board-a"]
-        engine, queue = sum(track.engine_us for track in own), sum(track.queue_us for track in own) + 50
-        codec = sum(track.codec_us for track in own) + 50 * (number + 1)
-        visit = Visit(
-            "board-a", tuple(block for track in own for block in track.blocks), queue, engine, codec,
-            max(0, us(now) - engine - queue - codec), tuple(tracks),
-        )  # fmt: skip
-        latency = us(stem + head + wire) + visit.total_us
-        label = rng.randrange(10)
-        records.append(
-            RequestRecord(
-                id=request,
-                image=f"{label}/{request:04d}.png",
-                label=label,
-                prediction=label,
-                latency_us=latency,
-                degraded=False,
-                error=None,
-                skipped=(),
-                attempts=1,
-                logits=None,
-                submitted_us=us(clock),
-                stem_us=us(stem),
-                waves=tuple(waves),
-                head_us=us(head),
-                visits=(visit,),
-            )
-        )
-        clock += latency / 1000 + 0.3
-    held = tuple(range(8))
-    peers = {name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name in SPEED}
-    context = RunContext(model="vit_digits", policy="parallel", classes=10, peers=peers, settings={"concurrency": 1})
-    return Run(records, [PeerEvent(0, name, PeerState.ALIVE) for name in SPEED], context)
-
-
-@pytest.fixture(scope="session")
-def simulated_waves():
-    """The simulation of waves of tracks; call it."""
-    return simulate_waves
-
-
-@pytest.fixture(scope="session")
-def run_in_waves():
-    """Waves of up to three tracks, some of them lost, late or not given."""
-    return simulate_waves()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@ import re
 
 import msgspec
 
-from ls_edge.core.records import RunContext
-from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.html import write_report
-from ls_edge.report.tables import comparison_table, peers_table, print_summary
+from ls_edge.report.tables import comparison_table, print_summary
 from ls_edge.report.terminal import print_table
 from tests.report.terminals import console, written
 
@@ -23,24 +21,10 @@ def test_tables_into_a_file_are_plain(run_with_loss):
         assert value in text
 
 
-def test_tables_go_to_standard_output(run_with_loss, capsys):
-    print_summary(run_with_loss.summary)
-    captured = capsys.readouterr()
-    assert "throughput" in captured.out
-    assert "…" not in captured.out
-    assert captured.err == ""
-
-
 def test_tables_on_a_terminal_have_color(run_with_loss):
     out = console(terminal=True)
     print_summary(run_with_loss.summary, out)
     assert "\x1b[" in written(out)
-
-
-def test_a_narrow_terminal_keeps_the_names_of_rows(run_with_loss):
-    out = console(terminal=False, width=60)
-    print_summary(run_with_loss.summary, out)
-    assert "skipped blocks" in written(out)
 
 
 def test_the_terminal_and_the_page_write_the_same_numbers(run_with_loss, tmp_path):
@@ -66,10 +50,3 @@ def test_a_comparison_has_a_row_for_each_run(run_with_loss, simulated):
     assert "unshuffled [red]" in text
     assert f"{100 * bad.summary.top1:.1f} %" in text
     assert comparison_table([]).row_count == 0
-
-
-def test_an_empty_run_has_tables():
-    out = console(terminal=False)
-    print_summary(summarize([], [], RunContext()), out)
-    assert "0 of 0" in written(out)
-    assert peers_table(summarize([], [], RunContext())).row_count == 0

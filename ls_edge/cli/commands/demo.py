@@ -116,8 +116,6 @@ def _write_charts(folder: Path, runs: list[Run]) -> None:
     drawn = {
         "accuracy": charts.accuracy_comparison([(name, summary) for name, summary, _, _ in runs]),
         "over-time": charts.latency_over_time(data),
-        "served": charts.served(data, most=charts.FIRST_LOOK),
-        "stages": charts.stage_breakdown(data),
     }
     for name, chart in drawn.items():
         charts.write_svg(folder / f"{name}.svg", chart)

@@ -13,17 +13,13 @@ from ls_edge.report.charts.accuracy_charts import (
     accuracy_figure,
     check_figure,
     freedom_figure,
-    slot_heatmap,
 )
 from ls_edge.report.charts.latency_charts import (
-    compared_values,
     latency_comparison,
     latency_histogram,
     latency_over_time,
     outcomes_over_time,
 )
-from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown, stage_comparison
-from ls_edge.report.charts.served_chart import FIRST_LOOK, MOST_CELLS, MOST_SPANS, served, served_window
 from ls_edge.report.charts.specification import (
     MOST_POINTS,
     VEGA_LITE,
@@ -35,29 +31,19 @@ from ls_edge.report.charts.specification import (
 )
 
 __all__ = [
-    "FIRST_LOOK",
-    "MOST_CELLS",
     "MOST_POINTS",
-    "MOST_SPANS",
     "VEGA_LITE",
     "accuracy_by_class",
     "accuracy_by_skips",
     "accuracy_comparison",
     "accuracy_figure",
     "check_figure",
-    "compared_values",
     "freedom_figure",
     "latency_comparison",
     "latency_histogram",
     "latency_over_time",
     "outcomes_over_time",
-    "request_timelines",
-    "served",
-    "served_window",
-    "slot_heatmap",
     "spec_of",
-    "stage_breakdown",
-    "stage_comparison",
     "svg_of",
     "with_parameters",
     "with_shared_axis",

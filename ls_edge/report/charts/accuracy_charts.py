@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Sequence
 
 import altair as alt
-import numpy as np
 
 from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError, printable
@@ -23,7 +22,6 @@ from ls_edge.report.charts.specification import (
     distinct_labels,
     expression,
     row_of,
-    square_of,
     title_with_text,
 )
 from ls_edge.report.runs.mistakes import by_class
@@ -81,30 +79,6 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     methods = list(dict.fromkeys(row["kind"] for row in rows))
     chance = next((run.chance for _, run in found if run.chance is not None), None)
     return accuracy_chart(rows, 36, kinds=methods, chance=chance, bars=True)
-
-
-def slot_heatmap(data: RunData) -> Chart | None:
-    """Draw the number of times that each block ran in each slot or was skipped; return None if no block ran."""
-    counts, skipped = data.slots
-    if not counts.any():
-        return None
-    blocks = [str(block) for block in range(data.num_blocks)]
-    columns = [*blocks, "skipped"] if skipped.any() else blocks
-    shares = 100 * np.column_stack([counts, skipped])[:, : len(columns)] / max(len(data.answers), 1)
-    in_place = float(np.trace(counts)) / max(float(counts.sum()), 1.0)
-    return square_of(
-        shares.tolist(),
-        blocks,
-        ("block", "slot: number of blocks that ran before"),
-        "% of the answers",
-        columns=columns,
-        warned="skipped",
-        exponent=0.7,
-        text_of=lambda share: "" if not share else f"{share:.0f}" if share >= 1 else "<1",
-    ).properties(
-        description=f"Blocks by slots over {counted(len(data.answers), 'answer')}; {show_percent(in_place)} of the "
-        f"blocks ran in their trained slot; skipped: {counted(int(skipped.sum()), 'block run')}."
-    )
 
 
 _TALL = 320

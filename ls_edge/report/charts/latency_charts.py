@@ -9,10 +9,9 @@ import altair as alt
 import numpy as np
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, counted, shorten, show_hours, show_ms, show_percent
+from ls_edge.core.text import NOTHING, counted, shorten, show_hours, show_ms
 from ls_edge.evaluation.run_summary import Floats, Quantiles, RunSummary
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
-from ls_edge.report.charts.served_chart import away_layer
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
     MOST_POINTS,
@@ -62,22 +61,6 @@ def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     ]
     described = "; ".join(f"{row['run']}: {row['text']}" for row in rows)
     return alt.layer(*layers).properties(width="container", height=44 * len(rows), description=f"{described}.")
-
-
-def compared_values(quantity: str, rows: Sequence[tuple[str, float, str]]) -> Chart:
-    """Draw a bar for each document's value of a quantity; ``rows`` are name, value and text."""
-    names = distinct_labels([name for name, _, _ in rows], 42)
-    drawn = [row_of(document=name, value=value, text=text) for name, (_, value, text) in zip(names, rows, strict=True)]
-    most = max(value for _, value, _ in rows) or 1.0
-    scale = alt.Scale(domain=[0, most], nice=False, rangeMax=expression("width - 70"))
-    axis = percent_axis() if quantity == "accuracy" else alt.Axis()
-    x = alt.X("value:Q", title=quantity, scale=scale, axis=axis)
-    base = chart_of(drawn).encode(x=x, y=names_axis("document:N", names))
-    texts = base.mark_text(align="left", dx=6, color=color("ink")).encode(text=alt.Text("text:N"))
-    described = "; ".join(f"{row['document']} {row['text']}" for row in drawn)
-    return alt.layer(base.mark_bar(color=color("accent"), size=14), texts).properties(
-        width="container", height=26 * len(names), description=f"{quantity}: {described}."
-    )
 
 
 def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
@@ -177,7 +160,9 @@ def latency_over_time(data: RunData) -> Chart | None:
         row_of(t=spell.start / 1e3, to=spell.end / 1e3, peer=shorten(spell.peer, 60))
         for spell in data.away[:MOST_MARKS]
     ]
-    layers = away_layer(away, x=x, x2=alt.X2("to:Q"))
+    tip = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
+    shades = chart_of(away).mark_rect(color=color("shade"), clip=True).encode(x=x, x2=alt.X2("to:Q"), tooltip=tip)
+    layers = [shades] if away else []  # without data, its scales have no extent
 
     def mark(records: Sequence[RequestRecord], **look: Any) -> None:
         """Draw each request as a point, unless there are none: an empty layer has scales without an extent."""
@@ -289,7 +274,7 @@ _STATES = ((WHOLE, "answered whole", "accent"), (DEGRADED, "degraded", "warn"), 
 
 
 def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
-    """Draw the outcomes of requests in bins of simulated time and, below, the fraction of devices that are up."""
+    """Draw the outcomes of requests in bins of simulated time."""
     last = max(outcome.seconds for outcome in outcomes)
     edges = np.linspace(0.0, last or 1.0, _BINS + 1)
     ended = np.concatenate([outcome.submitted_s + outcome.latency_s for outcome in outcomes])
@@ -304,13 +289,16 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
             if n
         ]
         below += counts
-    scale = alt.Scale(domain=[0.0, float(edges[-1])], nice=False)
-    x = alt.X("at:Q", scale=scale, title="seconds since the beginning of a site, simulated")
-    bars = (
+    became = ", ".join(f"{int((states == state).sum()):,} {name}" for state, name, _ in _STATES)
+    return (
         chart_of(rows)
         .mark_rect()
         .encode(
-            x=x,
+            x=alt.X(
+                "at:Q",
+                scale=alt.Scale(domain=[0.0, float(edges[-1])], nice=False),
+                title="seconds since the beginning of a site, simulated",
+            ),
             x2=alt.X2("to:Q"),
             y=alt.Y("low:Q", title="requests that ended", scale=alt.Scale(domain=[0, max(int(below.max()), 1)])),
             y2=alt.Y2("high:Q"),
@@ -321,39 +309,9 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
             ),
             tooltip=[tooltip_of("at", "from, s"), alt.Tooltip("what:N"), alt.Tooltip("requests:Q")],
         )
-        .properties(width=820, height=200)
-    )
-    up = _up_shares(outcomes, edges)
-    line = (
-        chart_of([row_of(at=at, up=share) for at, share in zip(edges[:-1], up, strict=True)])
-        .mark_line(color=color("good"), interpolate="step-after", strokeWidth=1.6)
-        .encode(
-            x=x,
-            y=alt.Y(
-                "up:Q",
-                title="devices up",
-                scale=alt.Scale(domain=[0, 1]),
-                axis=percent_axis(values=[0, 0.5, 1]),
-            ),
-            tooltip=[tooltip_of("at", "at, s"), alt.Tooltip("up:Q", title="devices up", format=".1%")],
+        .properties(
+            width="container",
+            height=200,
+            description=f"{counted(len(states), 'request')} over {show_hours(last / 3600)} simulated: {became}.",
         )
-        .properties(width=820, height=90)
     )
-    became = ", ".join(f"{int((states == state).sum()):,} {name}" for state, name, _ in _STATES)
-    return alt.vconcat(bars, line, spacing=14).properties(
-        description=f"{counted(len(states), 'request')} over {show_hours(last / 3600)} of simulated time: {became}. "
-        f"Between {show_percent(float(up.min()))} and {show_percent(float(up.max()))} of the devices were up."
-    )
-
-
-def _up_shares(outcomes: Sequence[SiteOutcome], edges: Floats) -> Floats:
-    """Return the fraction of devices that are up at the start of each bin, for sites that still have requests."""
-    up, used = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
-    for outcome in outcomes:
-        running = edges[:-1] <= outcome.seconds
-        times = np.array([at for at, _ in outcome.up])
-        counts = np.array([count for _, count in outcome.up])
-        up += running * counts[np.searchsorted(times, edges[:-1], side="right") - 1]
-        used += running * outcome.devices.total()
-    shares: Floats = up / np.maximum(used, 1)
-    return shares

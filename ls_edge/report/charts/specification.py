@@ -48,7 +48,7 @@ ZOOM = "wheel![event.shiftKey]"
 def spec_of(chart: Chart) -> dict[str, Any]:
     """Return the specification of a chart with the common configuration, validated by Altair's schema."""
     spec: dict[str, Any] = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding")).to_dict()
-    if "vconcat" in spec or "hconcat" in spec:
+    if "hconcat" in spec:
         del spec["autosize"]  # the concatenated charts have their own widths
     rows = {name: json.loads(text) for name, text in spec.pop("datasets").items()}
     return {**spec, "datasets": rows, "config": CHART_CONFIG}
@@ -65,44 +65,16 @@ def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
     return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0, symbolOpacity=1)
 
 
-def block_ink(num_blocks: int) -> alt.ColorValue:
-    """Return the color of text on :func:`block_color`: white on the first blocks, which are dark, else black."""
-    return alt.ColorValue("black", condition={"test": f"datum.block < {0.5 * num_blocks}", "value": "white"})
-
-
 def at(channel: str, value: float | str) -> Any:
     """Return a position in pixels, or a name such as ``width``, for ``x``, ``x2``, ``y`` or ``y2``."""
     kind: Any = getattr(alt, f"{channel.title()}Value")
     return kind(value)
 
 
-def opacity_if(test: str, otherwise: float = 0.0) -> alt.OpacityValue:
-    """Return full opacity of the marks that pass a test."""
-    return alt.OpacityValue(otherwise, condition={"test": test, "value": 1})
-
-
 def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | None = None) -> alt.Color:
     """Return the color of a category by its name."""
     scale = alt.Scale(domain=list(names), scheme=CATEGORY_SCHEME)
     return alt.Color(field, title=None, scale=scale, legend=legend)
-
-
-def lanes_axis(labels: Sequence[str | list[str]], middle: float, narrow: int, wide: int, **look: Any) -> alt.Axis:
-    """Return an axis of lanes of height 1 with a label of one or more lines at the ``middle`` of each lane.
-
-    The axis is ``wide`` pixels wide, or ``narrow`` pixels if the chart is narrow.
-    """
-    extent = expression(f"narrow ? {narrow} : {wide}")
-    return alt.Axis(
-        values=[lane + middle for lane in range(len(labels))],
-        labelExpr=lookup_expression(labels, "floor(datum.value)"),
-        grid=False,
-        labelOverlap=False,
-        minExtent=extent,
-        maxExtent=extent,
-        labelLimit=expression(f"narrow ? {narrow - 4} : {wide - 4}"),
-        **look,
-    )
 
 
 def title_with_text(text: str, *below: str) -> alt.TitleParams:
@@ -205,11 +177,6 @@ def label(chart: Chart, field: str, *, y: str, turn: float, dx: int, bold: bool 
     }
     rim = chart.mark_text(**{**mark, "stroke": color("bg"), "strokeWidth": 4, "strokeJoin": "round"})
     return alt.layer(*(each.encode(text=alt.Text("text:N")) for each in (rim, chart.mark_text(**mark))))
-
-
-def lookup_expression(values: Sequence[Any], index: str) -> str:
-    """Return a Vega expression for one of ``values``; strings become string literals."""
-    return f"{json.dumps(list(values))}[{index}]"
 
 
 def names_axis(field: str, names: Sequence[str]) -> alt.Y:
@@ -332,14 +299,13 @@ def square_of(
     what: str,
     *,
     columns: Sequence[str] | None = None,
-    warned: str = "",
     exponent: float = 1.0,
     text_of: Callable[[float], str] = "{:.2f}".format,
 ) -> Chart:
     """Draw a grid of cells whose opacity is their value relative to the largest one, to the power ``exponent``.
 
     ``names`` are the names of the rows and, without ``columns``, of the columns; ``titles`` are the titles of both
-    axes. The column ``warned`` has another color. Cells have text if there is room for it.
+    axes. Cells have text if there is room for it.
     """
     row_title, column_title = titles
     columns = names if columns is None else columns
@@ -351,7 +317,6 @@ def square_of(
             value=value,
             depth=0.0 if value is None else (max(0.0, value) / peak) ** exponent,
             text="" if value is None else text_of(value),
-            paint=color("warn" if column == warned else "accent"),
         )
         for name, cells in zip(names, values, strict=True)
         for column, value in zip(columns, cells, strict=True)
@@ -369,9 +334,7 @@ def square_of(
     depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
     layers = [
         base.mark_rect(color=color("panel"), stroke=color("bg")),
-        base.mark_rect(stroke=color("bg"), strokeWidth=1).encode(
-            color=alt.Color("paint:N", scale=None, legend=None), opacity=depth
-        ),
+        base.mark_rect(stroke=color("bg"), strokeWidth=1, color=color("accent")).encode(opacity=depth),
     ]
     has_texts = len(names) <= MOST_TEXTS
     if has_texts:

@@ -28,7 +28,7 @@ class Span(NamedTuple):
     """An interval of a request, in microseconds since the start of the run."""
 
     stage: str
-    """Key of :data:`ls_edge.report.theme.STAGES`."""
+    """``stem``, ``wire``, ``queue``, ``codec``, ``engine``, ``wait``, ``head`` or ``other``."""
     start: float
     end: float
     holder: str = ""

@@ -8,9 +8,7 @@
   const sized = (spec, width) => {
     const narrow = width < NARROW;
     spec.params = spec.params.map((p) => (p.name === "narrow" ? { ...p, value: narrow } : p));
-    const parts = spec.vconcat || [];
-    for (const part of parts) part.width = Math.max(width - (narrow ? 92 : 128) - 24, 120);
-    if (!parts.length) spec.width = Math.max(width, 120);
+    spec.width = Math.max(width, 120);
     return spec;
   };
 

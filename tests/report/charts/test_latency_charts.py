@@ -20,7 +20,7 @@ def test_the_histogram_counts_every_answer(run_with_loss):
     assert max(row["share"] for row in rows if "share" in row) == 1.0
 
 
-@pytest.mark.parametrize("late", [[8000.0], [8000.0] * 20, [2000.0, 8000.0]])
+@pytest.mark.parametrize("late", [[8000.0], [8000.0] * 20])
 def test_one_late_answer_does_not_leave_one_bar_for_all_others(late):
     values = np.append(np.random.default_rng(0).normal(10.0, 0.7, 1000), late)
     spec = spec_of(charts.latency_histogram(values, quantiles(values)))

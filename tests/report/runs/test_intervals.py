@@ -1,6 +1,5 @@
 import itertools
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,14 +52,6 @@ def test_a_wave_is_laid_out_by_its_joiners_clock():
     ]
 
 
-def test_the_joiners_own_track_may_be_the_critical_one():
-    own = msgspec.structs.replace(OWN, end_us=8500, engine_us=7000)
-    visit = Visit("a", (0, 1), 1500, 7000, 500, 0, (own, OTHER))
-    way = intervals_of(joined_record(visit=visit))
-    assert [span.block for span in critical(way) if span.block is not None] == [0, 1]
-    assert not any(span.stage == "wait" for span in way.spans)
-
-
 @pytest.mark.parametrize("why", ["lost", "late", "refused"])
 def test_the_time_of_a_track_that_does_not_return_is_waiting(why):
     gone = TrackSpan(0, "b", (), 1000, 8000, 5000, why=why)
@@ -69,13 +60,6 @@ def test_the_time_of_a_track_that_does_not_return_is_waiting(why):
         Span("wait", 103500, 110500, "b", None, 1, True, why)
     ]
     assert Span("wait", 106500, 110500, "a", critical=False) in way.spans
-
-
-def test_a_track_that_others_run_after_it_was_lost_follows_it_on_the_path():
-    gone = TrackSpan(0, "b", (), 1000, 5000, 5000, why="lost")
-    again = TrackSpan(0, "c", (2, 3), 5000, 8000, 3000, 0, 3000)
-    path = critical(intervals_of(joined_record(OWN, gone, again)))
-    assert [(span.stage, span.holder) for span in path if span.row] == [("wait", "b"), ("engine", "c"), ("engine", "c")]
 
 
 def test_blocks_outside_of_tracks_lie_between_the_waves():
@@ -104,13 +88,6 @@ def test_a_holder_that_does_two_things_at_the_same_time_has_two_adjacent_rows():
     way = intervals_of(joined_record(OWN, *both))
     assert way.rows == ["a", "b", "b", "c"]
     assert {span.block: span.row for span in way.spans if span.block is not None} == {0: 0, 1: 0, 2: 1, 4: 2, 3: 3}
-
-
-def test_the_wire_is_shorter_if_tracks_exceed_the_durations():
-    visit = Visit("a", (0, 1), 1000, 2500, 0, 3500, (OWN, OTHER))
-    path = critical(intervals_of(joined_record(visit=visit)))
-    assert sum(span.end - span.start for span in path) == 13_000
-    assert (path[1].stage, path[1].end - path[1].start) == ("wire", (13_000 - 1500 - 8000) / 2)
 
 
 times = st.integers(0, 1_000_000)

@@ -13,7 +13,7 @@ from ls_edge.data.datasets import ImageRef
 from ls_edge.evaluation.run_summary import wilson
 from ls_edge.report import charts
 from ls_edge.report.html import write_report
-from ls_edge.report.runs.mistakes import MOST_IMAGES, by_class, confusions, wrong_answers, wrong_images
+from ls_edge.report.runs.mistakes import by_class, confusions, wrong_images
 from ls_edge.report.runs.statistics import RunData
 
 CLASSES = ("cat", "dog", "<b>bird</b>")
@@ -60,13 +60,6 @@ def test_confusions_count_pairs_of_classes(run):
     assert confusions([]) == []
 
 
-def test_failed_requests_and_those_without_a_label_are_not_wrong(run):
-    assert [record.id for record in wrong_answers(run.records)] == [0, 1, 9, 18, 27, 36, 45, 54]
-    unlabeled = [msgspec.structs.replace(record, label=None) for record in run.records]
-    assert by_class(unlabeled) == wrong_answers(unlabeled) == []
-    assert charts.accuracy_by_class(RunData(run.summary, unlabeled, run.events)) is None
-
-
 def test_wrong_images_are_small_and_unreadable_ones_left_out(run):
     found = wrong_images(run.records, images(unreadable={9}))
     assert [one.record.id for one in found] == [0, 1, 18, 27, 36, 45, 54]
@@ -76,14 +69,6 @@ def test_wrong_images_are_small_and_unreadable_ones_left_out(run):
     assert picture.size == (96, 64)
     assert picture.getpixel((5, 5)) == (18, 18, 18)
     assert wrong_images(run.records, []) == []
-
-
-def test_a_run_of_wrong_answers_shows_some_of_them_once_each(run):
-    wrong = [msgspec.structs.replace(record, error=None, prediction=9) for record in run.records]
-    found = wrong_images([*wrong, *wrong], images())
-    assert 12 <= len(found) <= MOST_IMAGES
-    assert len({one.record.image for one in found}) == len(found)
-    assert found[-1].record.id > 50
 
 
 def test_the_page_names_the_classes(run, tmp_path):

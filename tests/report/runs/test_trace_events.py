@@ -81,15 +81,6 @@ def test_events_of_a_real_run_are_complete(peers, tiny_bundle, tmp_path, policy)
     assert [path.name for path in tmp_path.iterdir()] == ["events.json"]
 
 
-def test_lanes_are_named_and_few(run_with_loss):
-    events = list(trace_events(run_with_loss.records, run_with_loss.events))
-    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    used = {(event["pid"], event["tid"]) for event in slices(events)}
-    assert named == used
-    most = max(event["args"]["requests"] for event in events if event["ph"] == "C")
-    assert max(tid for _, tid in used) <= most
-
-
 def test_a_loss_and_a_return_are_events(run_with_loss):
     records = run_with_loss.records
     events = list(trace_events(records, run_with_loss.events))
@@ -120,13 +111,6 @@ def test_arrows_join_a_request_over_the_processes(run_with_loss):
         )  # fmt: skip
 
 
-def test_tracks_of_a_wave_are_complete(run_in_waves):
-    events = list(trace_events(run_in_waves.records, run_in_waves.events))
-    assert_nested(events)
-    assert_complete(events, run_in_waves.records)
-    assert {"wait (lost)", "wait (late)"} <= {event["name"] for event in slices(events)}
-
-
 def test_empty_runs_and_texts_from_outside_are_written(tmp_path):
     path = tmp_path / "e.json"
     write_trace_events(path, summarize([], [], RunContext()), [], [])
@@ -144,18 +128,3 @@ def test_empty_runs_and_texts_from_outside_are_written(tmp_path):
     assert (begun["args"]["image"], begun["args"]["error"]) == ("a\\xff.png", "EngineError: \\x1b[2J")
     with pytest.raises(UsageError, match="cannot write"):
         write_trace_events(tmp_path / "e.json" / "x", summarize([], [], RunContext()), [], [])
-
-
-def test_a_peer_may_be_called_source():
-    events = list(trace_events([], [PeerEvent(1, "source", PeerState.LOST)], ["source"]))
-    named = [event["pid"] for event in events if event["name"] == "process_name"]
-    (lost,) = [event for event in events if event["ph"] == "i"]
-    assert len(set(named)) == 2
-    assert lost["pid"] == named[1]
-
-
-def test_requests_that_overlap_far_apart_keep_their_lanes(simulated):
-    run = simulated(requests=300, seed=3, concurrency=12)
-    events = list(trace_events(run.records))
-    assert_nested(events)
-    assert_complete(events, run.records)
