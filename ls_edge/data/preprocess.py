@@ -41,16 +41,18 @@ class Preprocessor:
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
         self._offset = (np.asarray(spec.mean) / np.asarray(spec.std)).astype(np.float32)[:, None, None]
 
-    def __call__(self, image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> np.ndarray:
+    def __call__(
+        self, image: Any, name: str = "image", on_header: Callable[[int], None] = lambda _pixels: None
+    ) -> np.ndarray:
         """Return an image of any kind as float32 ``[3, H, W]``; an array of this type is checked and returned.
 
-        See :func:`~ls_edge.data.decoding.decode` for ``on_large`` and the errors.
+        See :func:`~ls_edge.data.decoding.decode` for ``on_header`` and the errors.
         """
         name = name or "image"
         if isinstance(image, np.ndarray) and image.dtype == np.float32:
             return self._checked(image, name)
         upright = self.spec.exif_orientation is True
-        decoded = decode(image, name, exif_orientation=upright, keep_gray=True, on_large=on_large)
+        decoded = decode(image, name, exif_orientation=upright, keep_gray=True, on_header=on_header)
         pixels = np.asarray(self.crop(decoded, name).convert("RGB"))
         chw: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
         chw *= self._scale

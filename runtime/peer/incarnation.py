@@ -85,7 +85,6 @@ class Incarnation:
             if setup.settings.examine is not None:
                 self._inspector = Inspector(setup.settings.examine, self._measure, self.node.send_to, self.node.wake)
             if STEM in self._greeting.blocks:
-                # Pillow takes several megabytes, which a peer of blocks does not need.
                 from ls_edge.runtime.peer.decoder import Decoder
 
                 is_held = self.machine.held.__contains__
@@ -219,8 +218,7 @@ class Incarnation:
             while self._failure is None:
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
                 # The end of a drain and the repeated requests of a store depend on the clock alone.
-                is_decoding = self._decoder is not None and self._decoder.is_busy
-                is_timed = self.stops or is_decoding or (self._installer is not None and self._installer.is_timed)
+                is_timed = self.stops or (self._installer is not None and self._installer.is_timed)
                 at_most = 0.0 if threads.has_short else _TICK_S if is_timed else MAX_WAIT_S
                 self.node.step(at_most, self._take_results, unread_for=unread_for)
                 self._do_other_work()

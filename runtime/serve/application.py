@@ -29,6 +29,7 @@ from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.middleware import Middleware, add_headers
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal, json_response
 from ls_edge.runtime.serve.service import Service, seconds_until
+from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
@@ -92,8 +93,8 @@ class Api:
             async with self._service.place(end) as place:
                 notes: list[str] = []
 
-                def decode(wait_turn: Callable[[], None]) -> list[Any]:
-                    return [_preprocess(place.source, body, "the body", wait_turn, notes)]
+                def decode(on_slow: Callable[[], None]) -> list[Any]:
+                    return [self._prepare(place.source, body, "the body", end, on_slow, notes)]
 
                 (answer,) = await self._service.answer(place, decode, end)
         self._page.note(answer)
@@ -112,6 +113,31 @@ class Api:
             if not body:
                 raise Refusal(400, "the body is empty; send an encoded image, such as a JPEG")
             yield body
+
+    def _prepare(
+        self,
+        source: Source,
+        image: bytes | np.ndarray,
+        name: str,
+        end: float,
+        on_slow: Callable[[], None],
+        notes: list[str],
+    ) -> Any:
+        """Return what the source submits for an image, and add a note if its orientation is ignored."""
+        if isinstance(image, np.ndarray):
+            return source.preprocess(image, name)
+        spec = source.bundle.manifest.image
+        is_thin = isinstance(source.preprocess, ImageEncoder)
+        is_turned, prepared = False, source.preprocess(image, name) if is_thin else None
+        if not is_thin or spec.exif_orientation is not True:
+            decoded = self._service.decoders.decode(None if is_thin else spec, image, name, end=end, on_slow=on_slow)
+            prepared, is_turned = decoded.pixels if prepared is None else prepared, decoded.is_turned
+        if is_turned:
+            subject = name.replace("the body", "the image")
+            notes.append(
+                f"{subject} has an EXIF orientation that this model ignores; turn it upright for a better answer"
+            )
+        return prepared
 
     # The Open Inference Protocol.
 
@@ -156,12 +182,12 @@ class Api:
 
                 notes: list[str] = []
 
-                def decode(wait_turn: Callable[[], None]) -> list[Any]:
-                    def preprocess(image: bytes | np.ndarray, name: str) -> Any:
+                def decode(on_slow: Callable[[], None]) -> list[Any]:
+                    def prepare(image: bytes | np.ndarray, name: str) -> Any:
                         seconds_until(end)  # its place is needed then
-                        return _preprocess(place.source, image, name, wait_turn, notes)
+                        return self._prepare(place.source, image, name, end, on_slow, notes)
 
-                    return v2.images_of(asked, binary, place.source.bundle.manifest.image.size, preprocess)
+                    return v2.images_of(asked, binary, place.source.bundle.manifest.image.size, prepare)
 
                 answers = await self._service.answer(place, decode, end)
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images
@@ -209,22 +235,6 @@ async def _parse(function: Callable[[bytes, int | None], T], body: bytes, json_l
     if (len(body) if json_length is None else json_length) <= _QUICK_JSON:
         return function(body, json_length)
     return await asyncio.to_thread(function, body, json_length)
-
-
-def _preprocess(
-    source: Source, image: bytes | np.ndarray, name: str, wait_turn: Callable[[], None], notes: list[str]
-) -> Any:
-    """Preprocess an image, and add a note if its orientation is ignored."""
-    prepared = source.preprocess(image, name, wait_turn)
-    if isinstance(image, bytes) and source.bundle.manifest.image.exif_orientation is not True:
-        from ls_edge.data.decoding import is_turned
-
-        if is_turned(image):
-            subject = name.replace("the body", "the image")
-            notes.append(
-                f"{subject} has an EXIF orientation that this model ignores; turn it upright for a better answer"
-            )
-    return prepared
 
 
 def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import secrets
@@ -23,6 +24,10 @@ _IDS = web.RequestKey("ids", dict)
 """Key under which a request holds the ids of its response's headers."""
 _GONE = 499
 """Status of a client that went away, as in nginx."""
+INFERENCE = ("/predict", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+"""Paths that answer images."""
+_OUTCOMES = (200, 400, 500, 502, 503, 504)
+"""Statuses of these paths whose counts begin with zero: the first increase of a missing series is not seen."""
 
 
 class Middleware:
@@ -43,6 +48,8 @@ class Middleware:
             registry=registry,
             buckets=LATENCY_BOUNDS_S,
         )
+        for path, status in itertools.product(INFERENCE, _OUTCOMES):
+            self._responses.labels(path, str(status))
 
     @web.middleware
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:

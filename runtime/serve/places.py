@@ -38,12 +38,15 @@ class Places:
         """Number of requests that wait."""
         return len(self._waiting)
 
-    async def take(self, deadline: float) -> None:
-        """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`."""
+    async def take(self, deadline: float, *, is_back: bool = False) -> None:
+        """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`.
+
+        A request that had a place before, and ``is_back``, may wait however many do.
+        """
         if self._free:
             self._free -= 1
             return
-        if len(self._waiting) >= self.queue:
+        if len(self._waiting) >= self.queue and not is_back:
             ahead = self.queue + next(self._refusals)
             retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
             raise Refusal(

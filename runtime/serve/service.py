@@ -31,6 +31,7 @@ from ls_edge.core.errors import (
 )
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
+from ls_edge.data.decoders import Decoders
 from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, add_collectors
 from ls_edge.runtime.serve.places import Places
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
@@ -38,8 +39,8 @@ from ls_edge.runtime.source.results import LATENCY_BOUNDS_S, Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
-DECODERS = 2
-"""Maximum number of large images decoded at the same time, for any ``--concurrency``; each may need half a gigabyte."""
+SLOW_AT_ONCE = 4
+"""Maximum number of requests that are decoded without a place, because they are large or take long."""
 OVER_BUDGET_S = 2.0
 """Seconds after the end of its budget until a request is abandoned."""
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
@@ -55,7 +56,7 @@ _STATUS_OF: dict[type[RequestError], int] = {
 """Status by class of error; 500 for all others."""
 
 Decode = Callable[[Callable[[], None]], Sequence[np.ndarray]]
-"""Function that decodes images; it calls its argument before it decodes a large one."""
+"""Function that decodes images; it calls its argument if one is large or takes long."""
 
 
 @dataclass(eq=False)
@@ -68,12 +69,26 @@ class _Backend:
     """Time at which it is closed even with requests, once it is replaced."""
 
 
-@dataclass(eq=False)
 class Place:
     """A place of ``--concurrency``, held by a request until its decoder's thread is free."""
 
-    source: Source
-    decoding: Future[None] | None = None
+    def __init__(self, places: Places, source: Source) -> None:
+        """Hold a place that was taken."""
+        self.source = source
+        self.decoding: Future[None] | None = None
+        self._places = places
+        self._since: float | None = time.monotonic()
+
+    async def take_again(self, end: float) -> None:
+        """Wait for a place again, after :meth:`give_back`."""
+        await self._places.take(end, is_back=True)
+        self._since = time.monotonic()
+
+    def give_back(self, *, is_answered: bool = False, is_back: bool = False) -> None:
+        """Give the place back, if it is held; with ``is_back``, the request returns."""
+        if self._since is not None:
+            used_s, self._since = time.monotonic() - self._since, None
+            self._places.give_back(0.0 if is_back else used_s, is_answered=is_answered)
 
 
 @dataclass
@@ -102,8 +117,10 @@ class Service:
         self._replaced: list[_Backend] = []
         self._lock = threading.Lock()
         self._holder_wait_s = holder_wait_s
-        self._decoders = ThreadPoolExecutor(source.settings.max_inflight, "decoder")
-        self._large_images = threading.BoundedSemaphore(DECODERS)
+        self._threads = ThreadPoolExecutor(source.settings.max_inflight + SLOW_AT_ONCE, "decoder")
+        self._slow = threading.BoundedSemaphore(SLOW_AT_ONCE)
+        self.decoders = Decoders()
+        self._threads.submit(self.decoders.start)
         self.places = Places(source.settings.max_inflight, queue)
         self.statistics = Statistics()
         self._sources = SuccessiveCollector(self._backend.collector)
@@ -192,7 +209,8 @@ class Service:
 
     def close(self) -> None:
         """Stop the decoders, and close the sources."""
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.decoders.close()
         for one in (*self._replaced, self._backend):
             one.source.close()
 
@@ -204,23 +222,23 @@ class Service:
         began = time.monotonic()
         is_answered = False
         try:
-            await self.places.take(end)
-            placed = time.monotonic()
-            self._waited_s = placed - began
-            self._waits.observe(self._waited_s)
+            try:
+                await self.places.take(end)
+            finally:  # also those that get no place
+                self._waited_s = time.monotonic() - began
+                self._waits.observe(self._waited_s)
             self.statistics.add("queue", self._waited_s)
             try:
                 with self._lock:
                     backend = self._backend
                     backend.requests += 1
-                place = Place(backend.source)
+                place = Place(self.places, backend.source)
                 yield place
                 is_answered = True
             finally:
                 with self._lock:
                     backend.requests -= 1
-                used_s = time.monotonic() - placed
-                give_back = functools.partial(self.places.give_back, used_s, is_answered=is_answered)
+                give_back = functools.partial(place.give_back, is_answered=is_answered)
                 if place.decoding is None or place.decoding.done():
                     give_back()
                 else:  # it was abandoned
@@ -242,7 +260,7 @@ class Service:
 
         def submit() -> None:
             nonlocal decoded
-            images = self._decode_in_turn(decode, end)
+            images = self._decode(place, decode, end, loop)
             decoded = time.monotonic()
             left_s = self._wait_for_holders(place.source, end)
             try:
@@ -262,7 +280,7 @@ class Service:
                 ended.set_result(None)
 
         # Submitting on the decoder's thread saves a switch of threads.
-        submitting = place.decoding = self._decoders.submit(submit)
+        submitting = place.decoding = self._threads.submit(submit)
         submitting.add_done_callback(wake)
         try:
             for seconds in (end - began + _AFTER_HOLDERS_S, OVER_BUDGET_S):
@@ -286,16 +304,27 @@ class Service:
         finally:
             submitting.add_done_callback(lambda _: [future.cancel() for future in futures])
 
-    def _decode_in_turn(self, decode: Decode, end: float) -> Sequence[np.ndarray]:
-        with contextlib.ExitStack() as turn:
+    def _decode(
+        self, place: Place, decode: Decode, end: float, loop: asyncio.AbstractEventLoop
+    ) -> Sequence[np.ndarray]:
+        """Decode images; those that are slow leave their place to others meanwhile."""
+        is_slow = False
 
-            def wait_turn() -> None:
-                turn.close()  # for the previous image
-                if not self._large_images.acquire(timeout=max(0.0, end - time.monotonic())):
-                    raise BudgetExceeded(_TOO_LATE)
-                turn.callback(self._large_images.release)
+        def on_slow() -> None:
+            nonlocal is_slow
+            if not is_slow and self._slow.acquire(blocking=False):
+                is_slow = True
+                _call_soon(loop, functools.partial(place.give_back, is_back=True))
 
-            return decode(wait_turn)
+        try:
+            images = decode(on_slow)
+            if is_slow:
+                back = asyncio.run_coroutine_threadsafe(place.take_again(end), loop)
+                back.result(max(0.0, end - time.monotonic()) + OVER_BUDGET_S)
+            return images
+        finally:
+            if is_slow:
+                self._slow.release()
 
     def _wait_for_holders(self, source: Source, end: float) -> float:
         """Wait for missing holders, and return the seconds that are left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
 
 
 class ImageEncoder:
-    """Callable that turns an image into an encoded one, with the arguments of a ``Preprocessor``."""
+    """Callable that turns an image into an encoded one, as a ``Preprocessor`` is called."""
 
     def __init__(self, spec: ImageSpec) -> None:
         self._exif_orientation = spec.exif_orientation is True
 
-    def __call__(self, image: Any, name: str = "image", on_large: Callable[[], None] = lambda: None) -> EncodedImage:
+    def __call__(self, image: Any, name: str = "image") -> EncodedImage:
         """Return the bytes of a file; pixels and Pillow images, decoded as everywhere, become PPM or PGM.
 
         Raise :class:`DataError` for an image that cannot be read or is too long, and :class:`UsageError` for other
@@ -33,7 +32,7 @@ class ImageEncoder:
             from ls_edge.data.decoding import decode  # Pillow is installed if the image is a Pillow image
 
             upright = self._exif_orientation
-            content = np.asarray(decode(content, name, exif_orientation=upright, keep_gray=True, on_large=on_large))
+            content = np.asarray(decode(content, name, exif_orientation=upright, keep_gray=True))
         if isinstance(content, np.ndarray):
             kind, (height, width) = 5 + content.ndim // 3, content.shape[:2]
             content = b"P%d %d %d 255\n" % (kind, width, height) + content.tobytes()

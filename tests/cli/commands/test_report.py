@@ -47,7 +47,7 @@ def test_other_files_are_named(command, tmp_path, text, words):
     if text is not None:
         path.write_text(text, encoding="utf-8")
     code, _, error = command("report", path)
-    assert code == 1 + (text is None)
+    assert code == 1
     assert str(path) in error
     assert words in error
     assert error.count("\n") == 1

@@ -7,18 +7,22 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.serve.metrics import PeerCollector, add_collectors
+from ls_edge.runtime.serve.service import Service
+from ls_edge.runtime.source.source import Source
 from tests.runtime.serve.serving import Server, picture
+from tests.runtime.serve.test_application import in_process
 
 FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3]}
@@ -88,6 +92,77 @@ def board(tmp_path, bundle):
 def test_the_files_are_in_order():
     promtool("check", "config", FOLDER / "prometheus.yml")
     promtool("check", "rules", FOLDER / "alerts.yml")
+
+
+HTTP = r"^(ls_edge_http_\S+) (\S+)$"
+HEALTHY, FULL, LATE = "healthy", "full", "late"
+
+
+@pytest.mark.parametrize(
+    ("course", "expected"),
+    [
+        ([HEALTHY] * 6, set()),
+        ([FULL] * 6, {"LsEdgeServerRefuses"}),  # among probes and scrapes
+        ([LATE] * 6, {"LsEdgeServerRefuses", "LsEdgeServerOverloaded"}),
+        (["", "", LATE, "", "", ""], {"LsEdgeServerRefuses", "LsEdgeServerOverloaded"}),  # the first burst
+        ([HEALTHY, HEALTHY, FULL, "", "", ""], {"LsEdgeServerRefuses"}),
+    ],
+)
+def test_alerts_fire_in_a_course_of_minutes(write_peers, tiny_bundle, tmp_path, course, expected):
+    """A real server answers what comes in a minute; the rules see its metrics as if the minutes had passed."""
+    tool("promtool")
+    series = {}
+    source = Source.open(write_peers({"a": "0-5"}), tiny_bundle, max_inflight=1)
+    service = Service(source, holder_wait_s=0.0, queue=0)
+    with in_process(service) as status:
+
+        def ask(*given):
+            return status("POST", "/predict?budget_ms=1100", *given)
+
+        def scrape(number):
+            for name, value in re.findall(HTTP, generate_latest(service.registry).decode(), re.M):
+                series.setdefault(name, ["_"] * number).append(value)
+
+        scrape(0)
+        for number, kind in enumerate(course, 1):
+            for _ in range(20):
+                assert status("GET", "/health/live") == 200
+            if kind == HEALTHY:
+                assert ask(b"no image") == 400
+            elif kind:
+                service.places._free, service.places.queue = 0, 8 * (kind == LATE)  # all places are taken
+                with ThreadPoolExecutor(3) as pool:
+                    found = {one.result() for one in [pool.submit(ask, picture()) for _ in range(3)]}
+                assert found == {503 if kind == FULL else 504}
+                service.places._free = 1
+            scrape(number)
+    service.close()
+    test = {
+        "rule_files": [str(FOLDER / "alerts.yml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": with_instance(name), "values": " ".join(values)} for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)',
+                        "eval_time": f"{len(course)}m",
+                        "exp_samples": [{"labels": "{}", "value": int(name in expected)}],
+                    }
+                    for name in ("LsEdgeServerRefuses", "LsEdgeServerOverloaded")
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", tmp_path / "test.yml")
+
+
+def with_instance(name):
+    return f'{name[:-1]},instance="server"}}' if name.endswith("}") else f'{name}{{instance="server"}}'
 
 
 def test_sensors_of_a_board(board):
