@@ -42,8 +42,9 @@ _WORDS = {
 }  # fmt: skip
 """JSON names of the types that msgspec mentions in errors."""
 _STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-_NOT_FINITE = re.compile(rb"(?<=[\[,\s])-?(NaN|Infinity)(?=[\],\s])")
-"""Non-finite numbers, which JSON does not have, as Python and JavaScript libraries write them."""
+_MOST_OBJECTS, _MOST_SHAPE = 2048, 256
+"""Maximum objects in a document, of which 8 inputs and 8 outputs need 34, and maximum length of a shape in bytes:
+checked before a tree is built, whose objects need many times the memory of their text."""
 _UNNESTED = bytes.maketrans(b"[]", b"  ")
 _PIECES = re.compile(rb"(.{1,65536}[^,]*),?", re.DOTALL)
 """Pieces of numbers in JSON."""
@@ -64,7 +65,7 @@ class _TensorParameters(msgspec.Struct, frozen=True):
 
 class _Input(msgspec.Struct, frozen=True):
     name: _Name
-    shape: Annotated[list[_Side], Meta(min_length=1, max_length=8)]
+    shape: msgspec.Raw
     datatype: Annotated[str, Meta(max_length=16)]
     parameters: _TensorParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -109,6 +110,8 @@ def parse_request(body: bytes, json_length: int | None) -> tuple[InferRequest, b
     length = len(body) if json_length is None else json_length
     if length > len(body):
         raise DataError(f"{HEADER_LENGTH} is {length} and the body has {len(body)} bytes; send the whole body")
+    if body.count(b"{", 0, length) > _MOST_OBJECTS:
+        raise DataError(f"the request has more than {_MOST_OBJECTS} objects; give one input")
     request = _decoded(body[:length], InferRequest, "the request")
     for output in request.outputs or ():
         if output.name not in _OUTPUTS:
@@ -127,9 +130,6 @@ def _decoded(content: bytes, kind: type[T], name: str) -> T:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not UTF-8"
         raise DataError(f"{name} is not valid: {why}") from None
     except msgspec.DecodeError as error:
-        infinite = _NOT_FINITE.sub(b"1e39", content)
-        if infinite != content:  # now infinite as float32, which is refused with the name of its image
-            return _decoded(infinite, kind, name)
         why = re.sub(
             r"`([a-z |]+)`", lambda match: " or ".join(_WORDS.get(w, w) for w in match[1].split(" | ")), str(error)
         )
@@ -224,17 +224,18 @@ def images_of(
     datatype, shape = kinds[given.name]
     if given.datatype != datatype:
         raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")
-    count, rest = given.shape[0], given.shape[1:]
+    sides = _decoded(bytes(given.shape)[:_MOST_SHAPE], list[_Side], f"the shape of input {given.name}") or [0]
+    count, rest = sides[0], sides[1:]
     if not 1 <= count <= MAX_BATCH:
         raise DataError(f"input {given.name} has a batch of {count}; use 1 to {MAX_BATCH} images")
     fits = {"image": rest in ([], [1]), "pixels": len(rest) == 3 and rest[2] == 3, "input": rest == [3, *size]}
     if not fits[given.name]:
-        raise DataError(f"input {given.name} has the shape {given.shape}; use {shape}")
+        raise DataError(f"input {given.name} has the shape {sides}; use {shape}")
     raw = _binary_of(given, binary)
     if datatype == "FP32":
-        return list(_array(given, raw, np.dtype("<f4")).astype(np.float32, copy=False))
+        return list(_array(given, sides, raw, np.dtype("<f4")).astype(np.float32, copy=False))
     if datatype == "UINT8":
-        array = _array(given, raw, np.dtype("uint8"))
+        array = _array(given, sides, raw, np.dtype("uint8"))
         return [preprocess(np.ascontiguousarray(pixels), f"image {index}") for index, pixels in enumerate(array)]
     files = _files(given, count) if raw is None else _elements(raw, count)
     if files is not None:
@@ -267,24 +268,27 @@ def _binary_of(given: _Input, binary: bytes) -> bytes | None:
     return binary
 
 
-def _array(given: _Input, raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray:
-    count = math.prod(given.shape)
+def _array(given: _Input, sides: Sequence[int], raw: bytes | None, dtype: np.dtype[Any]) -> np.ndarray:
+    count, size = math.prod(sides), 0
     if raw is not None:
         if len(raw) != count * dtype.itemsize:
             raise DataError(
-                f"input {given.name} of shape {given.shape} needs {count * dtype.itemsize} bytes and has {len(raw)}"
+                f"input {given.name} of shape {sides} needs {count * dtype.itemsize} bytes and has {len(raw)}"
             )
-        return np.frombuffer(raw, dtype).reshape(given.shape)
+        return np.frombuffer(raw, dtype).reshape(sides)
     found = []
     for values in _numbers_of(given):
+        size += values.size
+        if size > count:
+            break
         if dtype.kind == "u" and not ((values >= 0) & (values <= 255) & (values == np.floor(values))).all():
             raise DataError(f"the data of input {given.name} are not whole numbers from 0 to 255")
         with np.errstate(over="ignore"):  # infinity is refused later, with the name of the image
             found.append(values.astype(dtype))
-    array = np.concatenate(found)
-    if array.size != count:
-        raise DataError(f"input {given.name} of shape {given.shape} needs {count} numbers and has {array.size}")
-    return array.reshape(given.shape)
+    if size != count:
+        more = " or more" if size > count else ""
+        raise DataError(f"input {given.name} of shape {sides} needs {count} numbers and has {size}{more}")
+    return np.concatenate(found).reshape(sides)
 
 
 def _numbers_of(given: _Input) -> Iterator[np.ndarray]:
@@ -298,6 +302,8 @@ def _numbers_of(given: _Input) -> Iterator[np.ndarray]:
 
 def _files(given: _Input, count: int) -> list[bytes]:
     """Return the encoded images, which are base64 strings in JSON."""
+    if bytes(given.data).count(b",") >= count:  # base64 has no comma
+        raise DataError(f"input image has more elements than a batch of {count}")
     values = _decoded(bytes(given.data), list[str | list[str]], f"the data of input {given.name}")
     texts = [text for one in values for text in (one if isinstance(one, list) else [one])]
     if len(texts) != count:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import http.client
 import io
 import json
@@ -17,15 +18,16 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.data.decoders import LARGE_AT_ONCE
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.application import Api
 from ls_edge.runtime.serve.bodies import Bodies
 from ls_edge.runtime.serve.listener import open_listener
 from ls_edge.runtime.serve.server import HttpServer
-from ls_edge.runtime.serve.service import DECODERS, Service
+from ls_edge.runtime.serve.service import SLOW_AT_ONCE, Service
 from ls_edge.runtime.source.source import Source
-from tests.data.bombs import BOMBS, png, tiff_with_broken_tag
+from tests.data.bombs import COSTLY, png, tiff_with_broken_tag
 from tests.runtime.serve.serving import OCTETS, PLACEMENT, Server, expected, picture, samples, together, turned
 
 
@@ -124,27 +126,57 @@ def test_answer_says_that_a_rotation_was_not_applied(shared, kind, orientation):
     assert json.loads(json.loads(body)["parameters"].get("notes", "null")) == expected_notes
 
 
+def memory_of(process):
+    """Memory of a process and those that it started, in MiB."""
+    found, children = 0, [process]
+    while children:
+        one = children.pop()
+        with contextlib.suppress(OSError):
+            children += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+            found += int(re.search(r"Pss:\s+(\d+)", Path(f"/proc/{one}/smaps_rollup").read_text())[1])
+    return found >> 10
+
+
 @pytest.mark.release
-def test_images_that_would_fill_the_memory_are_refused(swarm, bundle, ls_edge):
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/tiny/infer"])
+def test_costly_requests_of_four_clients_take_little_memory(swarm, bundle, ls_edge, path):
     server = Server(ls_edge, swarm.path, bundle, "--budget-ms", 60_000)
+    server.predict(picture())
+    before, over, most = memory_of(server.process.pid), threading.Event(), []
+    made = (make() for make in COSTLY.values()) if path == "/predict" else costly_documents()
+    kind = {"Content-Type": "image/x" if path == "/predict" else "application/json", "Content-Encoding": "gzip"}
 
-    def peak():
-        return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) >> 10
+    def watch():
+        while not over.wait(0.05):
+            most.append(memory_of(server.process.pid))
 
-    before = peak()
-    bombs = {name: make() for name, (make, _) in BOMBS.items()}
-    with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(server.predict, bombs.values()))
-    for (name, (_, words)), (status, answer) in zip(BOMBS.items(), replies, strict=True):
-        assert status == 400, name
-        assert re.search(words, answer["error"]), name
-        assert answer["error"].startswith("the body ")
-    assert peak() - before < 256
-    largest = png(8192, 8192, 8, 2)
-    with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(lambda image: server.predict(image, timeout=90), [largest] * 4))
-    assert [status for status, _ in replies] == [200] * 4
-    assert peak() - before < 768  # two at a time, where four would take 1,060 MiB
+    def ask(body):
+        return server.ask("POST", path, body, kind, timeout=90)[0]
+
+    def ask_all():
+        try:
+            with ThreadPoolExecutor(4) as clients:
+                for body in made:
+                    assert set(clients.map(ask, [gzip.compress(body, 1)] * 4)) <= {200, 400, 413}
+        finally:
+            over.set()
+
+    together(ask_all, watch)
+    assert max(most) - before < 500
+    assert server.predict(picture())[0] == 200
+
+
+def costly_documents():
+    """Documents of 15 MiB, of which a tree of objects would take gigabytes."""
+    tensor = b'{"inputs": [{"name": "%s", "shape": [%s], "datatype": "%s", "data": [%s]}]}'
+    for data in (b'["a"]', b"[]", b"NaN", b"[[]]", b'""', b"0", b"{}", b"[[[[1]]]]", b"null"):
+        many = b",".join([data] * ((15 << 20) // (len(data) + 1)))
+        yield tensor % (b"image", b"256", b"BYTES", many)
+        yield tensor % (b"input", b"1, 3, 16, 16", b"FP32", many)
+    yield b'{"inputs": [%s]}' % b",".join([b'{"name": "a", "shape": [1], "datatype": "b"}'] * 300_000)
+    yield b'{"inputs": [{"name": "a", "shape": [%s], "datatype": "b"}]}' % b",".join([b"1000"] * 3_000_000)
+    yield b'{"outputs": [%s]}' % b",".join([b'{"name": "label"}'] * 800_000)
+    yield b'{"id": "%s"}' % (b"\\u00e9" * 2_000_000)
 
 
 def test_damaged_images_do_not_fill_the_log(swarm, bundle, ls_edge):
@@ -196,16 +228,24 @@ def test_source_that_has_ended_is_unavailable(swarm, bundle):
     service.close()
 
 
-def test_small_images_do_not_wait_for_large_ones(swarm, bundle):
+def test_an_image_that_takes_long_leaves_its_place_to_others(swarm, bundle):
     small, large = picture(), png(4096, 4096, 8, 2)
-    service = Service(Source.open(swarm.path, bundle), holder_wait_s=5.0, queue=0)
-    with in_process(service) as status:
-        with contextlib.ExitStack() as others:
-            for _ in range(DECODERS):  # large images are being decoded, without end
-                others.enter_context(service._large_images)
-            assert status("POST", "/predict", small) == 200
-            assert status("POST", "/predict?budget_ms=100", large) == 504
-        assert status("POST", "/predict", large) == 200
+    source = Source.open(swarm.path, bundle, max_inflight=1)
+    service = Service(source, holder_wait_s=5.0, queue=0)
+    turns = service.decoders._turns
+    with in_process(service) as status, ThreadPoolExecutor(1) as pool:
+        assert status("POST", "/predict", small) == 200
+        while turns.acquire(blocking=False):  # large images are being decoded, without end
+            pass
+        waiting = pool.submit(status, "POST", "/predict", large)
+        while service._slow._value == SLOW_AT_ONCE:
+            time.sleep(0.001)
+        assert status("POST", "/predict", small) == 200
+        assert status("POST", "/predict?budget_ms=300", large) == 504
+        for _ in range(LARGE_AT_ONCE):
+            turns.release()
+        assert waiting.result(60) == 200
+        assert service.places._free == 1
     service.close()
 
 

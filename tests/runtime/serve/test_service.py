@@ -38,7 +38,7 @@ def test_request_keeps_its_place_until_its_decoder_is_free(write_peers, tiny_bun
     service = Service(Source.open(write_peers({"a": "0-5"}), tiny_bundle, max_inflight=1), holder_wait_s=0.0, queue=0)
     is_decoded = threading.Event()
 
-    def decode(_wait_turn):
+    def decode(_on_slow):
         is_decoded.wait(60)
         return []
 
@@ -72,14 +72,14 @@ def test_request_keeps_its_place_until_its_decoder_is_free(write_peers, tiny_bun
 def test_images_of_a_late_request_are_not_decoded(write_peers, tiny_bundle, wait_until, monkeypatch):
     source = Source.open(write_peers({"a": "0-5"}), tiny_bundle)
     service, files = Service(source, holder_wait_s=0.0, queue=0), [base64.b64encode(picture()).decode()] * MANY
-    decoded, preprocess = [], source.preprocess
+    decoded, decode = [], service.decoders.decode
 
-    def late(*arguments):
+    def late(*arguments, **options):
         decoded.append(time.monotonic())
         wait_until(lambda: time.monotonic() > decoded[0] + 0.1)
-        return preprocess(*arguments)
+        return decode(*arguments, **options)
 
-    monkeypatch.setattr(source, "preprocess", late)
+    monkeypatch.setattr(service.decoders, "decode", late)
     inputs = [{"name": "image", "shape": [MANY], "datatype": "BYTES", "data": files}]
     body = json.dumps({"parameters": {"timeout": 100_000}, "inputs": inputs})
     with in_process(service) as status:
@@ -95,14 +95,14 @@ def test_request_that_waits_while_the_model_changes_gets_no_answer_of_another_mo
     file = write_peers({"a": "0-5"})
     source, after = Source.open(file, tiny_bundle, max_inflight=1), Source.open(file, other_bundle)
     service, is_decoding, may_end = Service(source, holder_wait_s=0.0, queue=1), threading.Event(), threading.Event()
-    preprocess = source.preprocess
+    decode = service.decoders.decode
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         is_decoding.set()
         may_end.wait(60)
-        return preprocess(*arguments)
+        return decode(*arguments, **options)
 
-    monkeypatch.setattr(source, "preprocess", slow)
+    monkeypatch.setattr(service.decoders, "decode", slow)
     image = base64.b64encode(picture()).decode()
     body = json.dumps({"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}]})
     path = f"/v2/models/{source.bundle.manifest.model}/versions/{v2.version_of(source.bundle)}/infer"
@@ -123,6 +123,6 @@ def test_numbers_in_json_need_little_more_memory_than_their_text(pixel):
     document = b'{"inputs":[{"name":"pixels","shape":[1,100,1000,3],"datatype":"UINT8","data":%b}]}' % text
     request, _ = v2.parse_request(document, None)
     found = []
-    peak = peak_of(lambda: found.append(v2._array(request.inputs[0], None, np.dtype("uint8"))))
+    peak = peak_of(lambda: found.append(v2._array(request.inputs[0], [1, 100, 1000, 3], None, np.dtype("uint8"))))
     assert found[0].reshape(-1, 3).tolist() == [[1, 2, 3]] * 100_000
     assert peak < 3 * len(text) + 4_000_000
