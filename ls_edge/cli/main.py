@@ -37,7 +37,6 @@ COMMANDS = {
     "push": "Send a bundle to the peers and switch to it.",
     "run": "Answer images through the reachable peers, and measure accuracy, latency, and throughput.",
     "status": "Show the state of every peer, and why a peer cannot be used.",
-    "top": "Watch the peers in the terminal: state, load, queues, and what changes.",
     "predict": "Classify images through the reachable peers, or in this process.",
     "serve": "Answer images over HTTP through the reachable peers.",
     "build": "Build the engines of a bundle for this device in advance.",

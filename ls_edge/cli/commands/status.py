@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Group
+from rich.live import Live
 from rich.text import Text
 
 from ls_edge.cli import options
@@ -15,16 +20,19 @@ from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import printable
+from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, short_id
 from ls_edge.report.tables import STATE_STYLES
-from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.report.terminal import PlainTable, as_list, fits, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text
 from ls_edge.runtime.protocol.codecs import CODECS
 
+_EVERY_S = 1.0
+"""Interval between two looks of ``--watch``, in seconds."""
+_SHOWN_CHANGES = 8
 _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim"}
 
 
@@ -33,6 +41,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
     examples=(
         "ls-edge status --peers peers.yaml",
         "ls-edge status --peers peers.yaml --secret-key laptop.key_secret --json",
+        "ls-edge status --peers peers.yaml --watch",
         "ls-edge status --peers peers.yaml --check --bundle bundle",
     ),
 )
@@ -40,7 +49,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
-@click.option("--verbose", "-v", is_flag=True, help="Show addresses, and why other engines are not used.")
+@options.flag("--watch", "Look again every second, until Ctrl-C; with --json, a line for each look.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
 @options.JSON
 def command(
@@ -48,7 +57,7 @@ def command(
     secret_key: Path | None,
     bundle: Path | None,
     check: bool,
-    verbose: bool,
+    watch: bool,
     wait: float,
     as_json: bool,
 ) -> int:
@@ -62,18 +71,22 @@ def command(
     """
     opened = None if bundle is None else Bundle.open(bundle)
     if check:
+        if watch:
+            raise UsageError("--check reads only the file, so there is nothing to watch; leave out --check or --watch")
         _check(load_peers(peers), opened, as_json=as_json)
         return 0
     file, keys = peers_to_ask(peers, secret_key)
     if opened is not None:
         file = file.of_model(opened.num_blocks)
     with Observer(file, keys=keys) as observer:
+        if watch:
+            _watch(observer, opened, file, wait, as_json=as_json)
         found = look(observer, opened, wait)
     if as_json:
         print_json(document_of(found))
     else:
         console = open_console()
-        print_table(_table(found, verbose=verbose), console)
+        print_table(_table(found), console)
         for line in remarks(found, file):
             console.print(line)
     alive = sum(status.state == PeerState.ALIVE for status in found.values())
@@ -95,6 +108,39 @@ def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, Pe
             reason = f"another bundle of the same model: {ids[0]}, not {ids[1]}"
             found[name] = msgspec.structs.replace(status, reason=reason)
     return found
+
+
+def _watch(observer: Observer, bundle: Bundle | None, file: PeersFile, wait: float, *, as_json: bool) -> None:
+    """Show the peers every second until the command is interrupted."""
+    console, before = open_console(), dict[str, PeerStatus]()
+    changes: deque[Text] = deque(maxlen=_SHOWN_CHANGES)
+    is_live = console.is_terminal and not as_json
+    live = Live(console=console, auto_refresh=False, screen=not console.is_dumb_terminal)
+    with live if is_live else contextlib.nullcontext():
+        while True:
+            found = look(observer, bundle, wait)
+            changes.extendleft(_changes(before, found))
+            if as_json:
+                print_json(document_of(found), one_line=True)
+            else:
+                table = _table(found)
+                shown = Group(
+                    *([table] if fits(table, console) else as_list(table)),
+                    *(Text(line, style="yellow", no_wrap=False, overflow="fold") for line in remarks(found, file)),
+                    *changes,
+                )
+                live.update(shown, refresh=True) if is_live else console.print(shown)
+            before = found
+            observer.wait_until(lambda: False, _EVERY_S)
+
+
+def _changes(before: Mapping[str, PeerStatus], found: Mapping[str, PeerStatus]) -> Iterator[Text]:
+    """Describe the changes of state between two looks."""
+    for name, status in found.items():
+        if name in before and status.state is not before[name].state:
+            why = f": {status.reason}" if status.reason else ""
+            change = Text(time.strftime("%H:%M:%S "), style="dim", no_wrap=False, overflow="fold")
+            yield change.append(f"{name} ").append(status.state, STATE_STYLES[status.state]).append(printable(why))
 
 
 def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
@@ -124,24 +170,25 @@ def remarks(found: Mapping[str, PeerStatus], file: PeersFile) -> Iterator[str]:
     yield from _gaps({part: names for part, names in holders.items() if part not in beyond})
 
 
-def _table(found: Mapping[str, PeerStatus], *, verbose: bool) -> PlainTable:
-    """Return the table, with the column ``why`` if a peer cannot be used, and addresses if ``verbose``."""
+def _table(found: Mapping[str, PeerStatus]) -> PlainTable:
+    """Return the table, with the column ``why`` if a peer cannot be used."""
     explained = any(status.reason for status in found.values())
-    headings = ["peer", "state", "key", "blocks", ">queue", ">latency", "bundle", "engine"]
-    table = PlainTable.of(*headings, *["address"] * verbose, *["why"] * explained)
+    headings = ["peer", "state", "key", "blocks", ">queue", ">credits", ">block", ">latency", "bundle", "engine"]
+    table = PlainTable.of(*headings, *["why"] * explained)
     for name, status in found.items():
-        engine = printable(status.engine) if verbose else engine_name(status.engine)
         cells: list[str | Text] = [
             name,
             Text(status.state, style=STATE_STYLES[status.state]),
             Text(status.key, style=_BY_KEY[status.key]),
             format_ranges(status.blocks),
             "" if status.queue is None else f"{status.queue}",
+            "" if status.credits is None else f"{status.credits}",
+            "" if status.block_ms is None else f"{status.block_ms:.1f} ms",
             "" if status.latency_ms is None else f"{status.latency_ms:.1f} ms",
             Text(short_id(printable(status.bundle_id or "")), style="dim"),
-            Text(engine, style="dim"),
+            Text(engine_name(status.engine), style="dim"),
         ]
-        table.add_row(*cells, *[status.address] * verbose, *[status.reason or ""] * explained)
+        table.add_row(*cells, *[status.reason or ""] * explained)
     return table
 
 
