@@ -146,7 +146,7 @@ class _Fleet:
                 cluster.set_faults(name, Faults(least_ms=BLOCK_MS))
             stack.enter_context(cluster)
             cluster.wait_settled(timeout=120.0)
-            _command("push", "--peers", cluster.path, "--bundle", bundle, "--secret-key", cluster.secret_key("desk"))
+            _command("apply", cluster.path, "--bundle", bundle, "--secret-key", cluster.secret_key("desk"), "--yes")
             asks = {}
             for name, (given, key) in zip(CLIENTS, ((bundle, "desk"), (None, "hall")) * 2, strict=True):
                 secret = cluster.secret_key(key)

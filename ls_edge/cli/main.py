@@ -34,7 +34,6 @@ COMMANDS = {
     "peers": "Write the peers.yaml and the keys of a fleet.",
     "peer": "Serve blocks of a bundle.",
     "apply": "Change a running fleet to match a peers.yaml.",
-    "push": "Send a bundle to the peers and switch to it.",
     "run": "Answer images through the reachable peers, and measure accuracy, latency, and throughput.",
     "status": "Show the state of every peer, and why a peer cannot be used.",
     "predict": "Classify images through the reachable peers, or in this process.",

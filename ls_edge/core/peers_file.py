@@ -127,7 +127,7 @@ class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
 
     name: _EntryName
     may_push: bool = False
-    """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
+    """Whether it may send bundles to peers that have a store (``ls-edge apply``)."""
 
 
 class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):

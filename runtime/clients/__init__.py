@@ -1,1 +1,1 @@
-"""Processes that only ask peers: status, push and link probes."""
+"""Processes that only ask peers: status and apply."""

@@ -9,8 +9,9 @@ continues a change that was interrupted at any point.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,18 +19,25 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, version_of
-from ls_edge.runtime.change.progress import Instruction, Seen
+from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
 from ls_edge.runtime.clients.manifest import fetch_model
-from ls_edge.runtime.clients.push import Pusher
-from ls_edge.runtime.clients.sender import AGAIN_S, CONNECT_S, PushResult, Target
-from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, Welcome
+from ls_edge.runtime.clients.sender import AGAIN_S, COMPLETE, CONNECT_S, PushResult, Sender, Target
+from ls_edge.runtime.clients.session import STEP_S, Session
+from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, StoreState, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 from ls_edge.runtime.transport.zap import curve_of
 
 PHASE_S = 10.0
 """Seconds within which peers have to accept a file and to record the end of a change, and sources to follow."""
+REACH_S = 5.0
+"""Seconds to wait until other peers have greeted a peer that is warm again."""
+SETTLE_S = 0.2
+"""Seconds until other peers know that a peer is warm: two STATE messages."""
+MAX_INSTALLS = 3
+"""Maximum number of INSTALL messages to a peer that restarts without having switched."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Change:
     """Whether every peer that answers matches the file, and accepts no processes of other files."""
 
 
-class Applier(Pusher):
+class Applier(Sender):
     """Client that changes a fleet; used by one thread. A context manager."""
 
     def __init__(
@@ -59,6 +67,7 @@ class Applier(Pusher):
         bundle: Bundle | None,
         *,
         keys: KeyPair | None,
+        rolls_back: bool = False,
         wait: float = 120.0,
         connect: float = CONNECT_S,
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
@@ -66,8 +75,8 @@ class Applier(Pusher):
     ) -> None:
         """Dial the peers of ``new``, and those of ``current``, by which they can be reached now.
 
-        The other arguments are those of :class:`Pusher`. Raise :class:`UsageError` and :class:`LinkError` for keys that
-        do not match the files.
+        With ``rolls_back``, peers return to their previous bundle. The other arguments are those of :class:`Sender`.
+        Raise :class:`UsageError` and :class:`LinkError` for keys that do not match the files.
         """
         dialed = current.accepting((new,))
         addresses = {peer.name: peer.address for peer in current.peers}
@@ -84,6 +93,13 @@ class Applier(Pusher):
         )
         self._new, self._current, self._bundle, self._keys = new, current, bundle, keys
         self._digest = hashlib.sha256(new.raw).digest()
+        self._rolls_back = rolls_back
+        self._plan = Plan((), {}, {})
+        self._model_id = ""
+        self._is_whole = True
+        """Whether no peer is away, so that the change ends."""
+        self._impatient: tuple[Phase, ...] = ()
+        """Phases in which sources are not waited for any longer."""
         self._removed: set[str] = set()
         """Peers that the new file does not list."""
         self._told: set[str] = set()
@@ -112,6 +128,8 @@ class Applier(Pusher):
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
         self._model_id = model.manifest.model_id
+        if self._rolls_back and all(self._wanted(name) == self._active(name) for name in welcomes):
+            raise UsageError("no peer can return to a previous bundle; give --bundle to apply one")
         self._plan = plan_change(
             {name: welcome.blocks for name, welcome in welcomes.items()},
             goals,
@@ -122,7 +140,7 @@ class Applier(Pusher):
             version,
             {name: why for name, why in missing.items() if name in listed},
             {step.peer: self._size_of(step, welcomes[step.peer]) for step in self._plan.steps},
-            self._other_model(model),
+            self._other_model(model, welcomes.values()),
             not self._plan.steps and all(welcome.files == (self._file,) for welcome in welcomes.values()),
         )
 
@@ -131,10 +149,7 @@ class Applier(Pusher):
         assert self._file is not None
         size = len(self._new.raw)
         removed = self._removed = {step.peer for step in self._plan.steps if step.kind == "remove"}
-        offers = {}
-        for name in self._targets:
-            stored = self.sessions[name].stored
-            offers[name] = (b"" if stored is None else stored.active, 0)
+        offers = {name: (self._wanted(name), 0) for name in self._targets}
         if self._bundle is not None:
             new = self._new.of_model(self._bundle.num_blocks)
             stay = {name: new.peer(name).blocks for name in self._targets if name not in removed}
@@ -142,7 +157,7 @@ class Applier(Pusher):
         for name, target in list(self._targets.items()):
             if not offers[name][0]:
                 if name not in removed:
-                    self._stop(target, "it has no bundle yet; give --bundle")
+                    self._stop(target, f"it has no {'previous ' * self._rolls_back}bundle; give --bundle")
                 del self._targets[name], offers[name]
             target.files[self._digest.hex()] = (self._new.path, size)
         self._send_all(offers)
@@ -153,9 +168,8 @@ class Applier(Pusher):
 
     def _goal(self, new: PeersFile, name: str, welcome: Welcome) -> Goal:
         """Return the state that a peer should reach."""
-        entry, stored = new.peer(name), self.sessions[name].stored
-        manifest = self._manifest
-        is_bundle_new = stored is None or not stored.active or manifest not in (b"", stored.active)
+        entry, active = new.peer(name), self._active(name)
+        is_bundle_new = not active or self._wanted(name) != active
         own = welcome.files[0] if welcome.files else None
         is_current = own is None or own.digest == hashlib.sha256(self._current.raw).digest()
         before = next((peer for peer in self._current.peers if peer.name == name), None)
@@ -166,10 +180,31 @@ class Applier(Pusher):
             is_reached=own == self._file and not is_bundle_new,
         )
 
-    @property
-    def _manifest(self) -> bytes:
-        """SHA-256 of the manifest of the bundle; empty without one."""
-        return b"" if self._bundle is None else hashlib.sha256((self._bundle.folder / MANIFEST).read_bytes()).digest()
+    @staticmethod
+    def _other_model(bundle: Bundle, welcomes: Iterable[Welcome]) -> str:
+        """Return an explanation if peers serve another model than a bundle has; else an empty string."""
+        others = {welcome.model_id for welcome in welcomes} - {"", bundle.manifest.model_id}
+        theirs = ", ".join(sorted(map(short_id, others)))
+        ours = short_id(bundle.manifest.model_id)
+        return f"the peers serve another model ({theirs}) than this bundle ({ours})" if others else ""
+
+    def _wanted(self, name: str) -> bytes:
+        """Return the SHA-256 of the manifest of the bundle that a peer should serve; empty if there is none.
+
+        A rollback is of the last bundle that was sent: peers that it did not reach serve the previous bundle of the
+        others already.
+        """
+        if self._bundle is not None:
+            return hashlib.sha256((self._bundle.folder / MANIFEST).read_bytes()).digest()
+        stored, active = self.sessions[name].stored, {self._active(name) for name in self.sessions} - {b""}
+        if stored is None or not self._rolls_back or (len(active) > 1 and stored.previous not in active):
+            return self._active(name)
+        return stored.previous
+
+    def _active(self, name: str) -> bytes:
+        """Return the SHA-256 of the manifest of the bundle that a peer serves; empty if it serves none."""
+        stored = self.sessions[name].stored
+        return b"" if stored is None else stored.active
 
     def _size_of(self, step: Step, welcome: Welcome) -> int:
         """Return the number of bytes that a peer may need."""
@@ -179,29 +214,102 @@ class Applier(Pusher):
         parts = step.gained if is_same else step.after
         return sum(self._bundle.part(part_name(part)).bytes for part in parts)
 
-    @property
-    def _unknown_file(self) -> str:
-        """Reason why a peer asks for a file that this process does not have."""
-        return "it lacks parts of the bundle; give --bundle" if self._bundle is None else super()._unknown_file
+    def _carry_out(self) -> None:
+        """Follow the instructions of the change until it has ended."""
+        while (now := self._next()).phase != "done":
+            target = self._targets[now.peer] if now.peer else None
+            if now.phase == "send" and target is not None:
+                self._until(target, lambda target: self._has_heard(target) and target.state in COMPLETE)
+            elif now.phase == "switch" and target is not None:
+                self._switch(target)
+            else:
+                self._wait_for(now, target)
+
+    def _next(self) -> Instruction:
+        fleet = {name: self._seen(name) for name, one in self.sessions.items() if one.welcome or name in self._targets}
+        return next_instruction(
+            self._plan, fleet, self._targets, self._model_id, is_whole=self._is_whole, impatient=self._impatient
+        )
+
+    def _moves_on(self, now: Instruction, seconds: float) -> bool:
+        """Wait until something else is next; return whether it is."""
+
+        def is_over() -> bool:
+            then = self._next()
+            return (then.phase, then.peer) != (now.phase, now.peer)
+
+        return self.wait_until(is_over, seconds)
+
+    def _switch(self, target: Target) -> None:
+        """Install the bundle, and wait until the peer is warm, has recorded that, and is linked again."""
+        state = self.sessions[target.peer.name].state
+        before, installs = set(() if state is None else state.reaches), 0
+        alone = self._plan.outages.get(target.peer.name)
+        if alone and target.state == StoreState.READY:
+            self._warn(
+                f"while {target.peer.name} switches, no peer serves {name_blocks(alone)}: requests wait or skip blocks"
+            )
+        target.moved_at = time.monotonic()
+        while target.state != StoreState.ACTIVE and target.peer.name in self._targets:
+            session = self.sessions[target.peer.name]
+            stored = session.stored
+            if stored is not None and target.state == StoreState.READY:
+                if installs and stored.reason:
+                    self._stop(target, stored.reason)
+                if installs == MAX_INSTALLS:
+                    self._stop(target, "it restarts without having switched; see its log")
+                installs += 1
+                session.stored, target.is_told = None, True
+                self.send(target.peer.name, Install(target.offered))
+            elif stored is not None and stored.reason:
+                self._warn(f"{target.peer.name}: {stored.reason}")
+            self._look_at(target)
+            self.step(STEP_S)
+        self._wait_until_reached(target, before)
+
+    def _wait_until_reached(self, target: Target, before: set[str]) -> None:
+        """Wait until a peer that is warm again has its previous links to processes that are still there."""
+
+        def is_reached() -> bool:
+            own = self.sessions[target.peer.name].welcome
+            model = "" if own is None else own.model_id  # peers of other models do not link to it
+            there = {name for name, one in self.sessions.items() if one.welcome and one.welcome.model_id == model != ""}
+            up = {name: session for name, session in self.sessions.items() if session.up and name in there}
+            for name, session in up.items():
+                if name != target.peer.name and session.state is not None:
+                    there |= set(session.state.reaches)
+            is_alone = sum(one.up for one in self.sessions.values()) == 1
+            wanted = before if is_alone else before & there
+            state = self.sessions[target.peer.name].state
+            return state is not None and wanted <= set(state.reaches)
+
+        self.wait_until(is_reached, REACH_S)
+        self.wait_until(lambda: False, SETTLE_S)
 
     def _seen(self, name: str) -> Seen:
-        """Return the last report of a peer, with its files."""
-        welcome, target = self.sessions[name].welcome, self._targets.get(name)
-        files = () if welcome is None else welcome.files
+        """Return the last report of a peer."""
+        one, target = self.sessions[name], self._targets.get(name)
+        welcome, files = one.welcome, () if one.welcome is None else one.welcome.files
         # Peers end the links of this process with the change if the new file does not list it.
         removes_itself = self._new.source(self._hello.name.rpartition(".")[0]) is None
-        is_cut_off = removes_itself and name in self._told and not self.sessions[name].up
-        return replace(
-            super()._seen(name),
+        is_cut_off = removes_itself and name in self._told and not one.up
+        return Seen(
+            frozenset(served_by(one)),
+            "" if welcome is None else welcome.model_id,
+            has_files=target is None or target.state in COMPLETE,
+            is_active=target is None or target.state == StoreState.ACTIVE,
+            used_by=frozenset(() if one.state is None else one.state.reaches) - self.sessions.keys(),
             accepts=welcome is None or any(file.digest == self._digest for file in files),
             has_ended=name in self._removed or files == (self._file,) or is_cut_off,
             late=frozenset(() if target is None or target.last is None else target.last.behind),
         )
 
     def _wait_for(self, now: Instruction, target: Target | None) -> None:
-        """Wait for a peer or for the sources."""
+        """Wait for a peer or for the sources; raise :class:`PushError`, or warn, if that takes too long."""
         if now.phase == "cover":
-            super()._wait_for(now, target)
+            if target is not None and not self._moves_on(now, self._wait):
+                held = name_blocks(now.parts)
+                self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
             return
         for _ in range(round(PHASE_S / AGAIN_S)):
             if now.phase == "end" and target is not None and self.sessions[now.peer].up:
@@ -250,3 +358,10 @@ def results_of(applier: Applier, change: Change) -> dict[str, PushResult]:
             results[name] = msgspec.structs.replace(results[name], state="removed")
     absent = {name: PushResult(0, 0, 0, "missing", why) for name, why in change.missing.items()}
     return {**absent, **dict.fromkeys(removed, PushResult(0, 0, 0, "removed", None)), **results}
+
+
+def served_by(session: Session) -> Sequence[int]:
+    """Return the blocks of this peer that others can use now."""
+    if not session.is_warm or session.welcome is None or session.state is None:
+        return ()
+    return () if session.state.draining or session.state.stuck else session.welcome.blocks

@@ -1,4 +1,4 @@
-"""Client that sends files to the stores of peers, for ``ls-edge push`` and ``ls-edge apply``.
+"""Client that sends files to the stores of peers, for ``ls-edge apply``.
 
 Each peer asks for the files that it lacks, in pieces; this side answers. A peer may take any time as long as it makes
 progress.
@@ -19,7 +19,7 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.runtime.clients.session import STEP_S, Client, Session, source_name
+from ls_edge.runtime.clients.session import STEP_S, Client, source_name
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Offer, Stored, StoreState, Want
 from ls_edge.runtime.transport.keys import KeyPair
@@ -34,7 +34,7 @@ COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """Result for one peer: an entry of ``ls-edge push --json``."""
+    """Result for one peer: an entry of ``ls-edge apply --json``."""
 
     parts: int
     """Number of files of the bundle that it needs."""
@@ -47,7 +47,7 @@ class PushResult(msgspec.Struct, frozen=True):
 
 
 class PushError(LsEdgeError):
-    """A push that ended before all peers serve the bundle."""
+    """A change that ended before all peers had switched."""
 
 
 @dataclass(eq=False)
@@ -82,23 +82,19 @@ class Sender(Client):
         peers: PeersFile,
         *,
         keys: KeyPair | None,
-        only: Collection[str] = (),
         wait: float = 120.0,
         connect: float = CONNECT_S,
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
         on_warning: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """Dial the peers; ``only`` names the peers that get the bundle, all if it is empty.
+        """Dial the peers.
 
         ``wait`` limits the seconds that a peer may be away or make no progress, ``connect`` the seconds until all have
         answered. ``on_change(name, state, missing, total)`` reports progress in bytes. Raise :class:`UsageError` and
         :class:`LinkError` for keys or names that do not match the file.
         """
-        chosen = [peers.peer(one) for one in only] or peers.peers
-        self._targets = {peer.name: Target(peer) for peer in peers.peers if peer in chosen}
+        self._targets = {peer.name: Target(peer) for peer in peers.peers}
         super().__init__(peers, keys, _name_of(peers, keys), "pusher")
-        observer = msgspec.structs.replace(self._hello, role="observer")
-        self._hellos |= dict.fromkeys(self.sessions.keys() - self._targets.keys(), observer)
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._warned: set[str] = set()
@@ -135,30 +131,10 @@ class Sender(Client):
             self._targets[name].files[digest.hex()] = (path, len(raw))
         return digest, len(raw)
 
-    def _connect(self) -> None:
-        """Wait until all peers have admitted this process; raise :class:`PushError` if one has not."""
-        silent = self._wait_for_answers(or_refusal=True)
-        for name, why in silent.items():
-            self._targets[name].failure = why
-        if silent:  # name one for which waiting is useless, if there is one, instead of one that is just starting
-            worst = max(silent, key=lambda name: self.sessions[name].has_refused)
-            raise PushError(f"{worst}: {silent[worst]}; nothing was changed")
-
-    def _wait_for_answers(self, *, or_refusal: bool = False) -> dict[str, str]:
-        """Wait until all peers have admitted or refused this process; return why some have not admitted it.
-
-        With ``or_refusal``, do not wait for the others once one has refused it.
-        """
-
-        def asked() -> dict[str, Session]:
-            return {name: self.sessions[name] for name in self._targets}
-
-        def is_over() -> bool:
-            refusals = [one.has_refused for one in asked().values() if not one.stored]
-            return all(refusals) or (or_refusal and any(refusals))
-
-        self.wait_until(is_over, self._connect_s)
-        return {name: one.why_silent for name, one in asked().items() if one.stored is None}
+    def _wait_for_answers(self) -> dict[str, str]:
+        """Wait until all peers have admitted or refused this process; return why some have not admitted it."""
+        self.wait_until(lambda: all(one.stored or one.has_refused for one in self.sessions.values()), self._connect_s)
+        return {name: one.why_silent for name, one in self.sessions.items() if one.stored is None}
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
         """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""
@@ -213,11 +189,6 @@ class Sender(Client):
         rest = f"switched before: {', '.join(switched)}" if switched else "no peer was switched"
         raise PushError(f"{target.peer.name}: {target.failure}; {rest}")
 
-    @property
-    def _unknown_file(self) -> str:
-        """Reason why a peer asks for a file that this process does not have."""
-        return f"it asks for a file that {self.peers.path} does not give it; use the same peers.yaml on both sides"
-
     # Messages.
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
@@ -255,7 +226,7 @@ class Sender(Client):
     def _on_want(self, target: Target, want: Want) -> None:
         path, size = target.files.get(want.digest.hex(), (None, 0))
         if path is None or want.offset + want.size > size:
-            target.failure = self._unknown_file
+            target.failure = f"it asks for a file of the bundle that {self.peers.path} does not give it; give --bundle"
             return
         try:
             with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Client of the peers of a file, with a session for each peer: the base of status, push and link measurements."""
+"""Client of the peers of a file, with a session for each peer: the base of status and apply."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Session:
             return PeerState.REFUSED, why
         note = one_line(welcome.note) if welcome.note else None
         if not welcome.model_id:
-            return PeerState.COLD, note or "it has no bundle; send it one with 'ls-edge push'"
+            return PeerState.COLD, note or "it has no bundle; send it one with 'ls-edge apply'"
         if set(welcome.blocks) - set(peer.blocks):
             why = f"it serves {name_blocks(welcome.blocks)}, peers.yaml gives it {name_blocks(peer.blocks)}"
             return PeerState.REFUSED, why
@@ -147,7 +147,6 @@ class Client(Closing):
         self.peers = peers
         self.sessions = {peer.name: Session(peer) for peer in peers.peers}
         self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR, *model)
-        self._hellos = dict.fromkeys(self.sessions, self._hello)
         self._links = Links(
             {peer.name: peer.address for peer in peers.peers},
             bind=None,
@@ -195,7 +194,7 @@ class Client(Closing):
         """Send HELLO."""
         session = self.sessions[name]
         session.greeted_at, session.waiting = time.monotonic(), True
-        self.send(name, self._hellos[name])
+        self.send(name, self._hello)
 
     def _receive(self, name: str, event: LinkEvent) -> Sequence[wire.Message]:
         session = self.sessions[name]

@@ -103,7 +103,7 @@ class Observer(Client):
     def _send_large(self, name: str, session: Session) -> None:
         """Send a greeting that fills several packets, and ask for as much of the manifest."""
         awaited = {Welcome.__name__}
-        self._links.send(Link(dialed=name), [framing.encode_padded(self._hellos[name], LARGE)])
+        self._links.send(Link(dialed=name), [framing.encode_padded(self._hello, LARGE)])
         if session.welcome is not None and len(session.welcome.bundle_id) == 64:
             self.send(name, Want(bytes.fromhex(session.welcome.bundle_id), 0, LARGE))
             awaited.add(Chunk.__name__)

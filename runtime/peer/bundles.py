@@ -222,7 +222,7 @@ class StoredBundle:
             return setup
         held = self._store.held(setup.bundle)
         if missing := set(setup.entry.blocks) - set(held):
-            lacking = f"its store lacks {name_blocks(missing)}; push the bundle again, with 'ls-edge push'"
+            lacking = f"its store lacks {name_blocks(missing)}; send it again with 'ls-edge apply PEERS --bundle DIR'"
             if not held:
                 raise BundleError(lacking)
             self.installer.lacking = lacking

@@ -1,6 +1,6 @@
 """A peer: a process that serves some blocks of a bundle until it is stopped.
 
-It serves a bundle that it is given, or the bundle of its store, which ``ls-edge push`` fills. Without a bundle it
+It serves a bundle that it is given, or the bundle of its store, which ``ls-edge apply`` fills. Without a bundle it
 listens, tells all processes that ask, and waits for a push. To switch bundles, or to use another entry of
 ``peers.yaml``, it drains as on SIGTERM and serves again in the same process, as a new incarnation. SIGTERM drains: the
 peer accepts no new work, finishes held work or hands it on, sends BYE, and ends within five seconds; a second SIGTERM

@@ -65,7 +65,7 @@ class FileStore:
         try:
             with path.open("ab" if offset else "wb") as stream:
                 if stream.tell() != offset:
-                    raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; push again")
+                    raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; apply again")
                 stream.write(data)
             if offset + len(data) == size:
                 self._finish(path, digest)

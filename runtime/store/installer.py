@@ -1,4 +1,4 @@
-"""The peer's side of ``ls-edge push`` and ``ls-edge apply``: receive a bundle and a ``peers.yaml``, and switch to them.
+"""The peer's side of ``ls-edge apply``: receive a bundle and a ``peers.yaml``, and switch to them.
 
 The peer asks for each piece of a file (WANT), so it controls how much is in flight: a few pieces, or one piece while it
 has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the previous
@@ -231,7 +231,7 @@ class Installer:
         digest, size = push.file
         offset, end = push.received, min(push.received + MAX_CHUNK, size)
         if len(chunk.data) != end - offset:
-            self._fail(push, f"received {len(chunk.data)} bytes, requested {end - offset}; push again")
+            self._fail(push, f"received {len(chunk.data)} bytes, requested {end - offset}; apply again")
             return
         push.received = end
         push.last, push.tries = time.monotonic(), 0
@@ -390,7 +390,7 @@ class Installer:
         now = time.monotonic()
         push.repeat(now)
         if push.tries >= MOST_ASKED:
-            self._fail(push, f"{push.pusher} does not send the requested pieces; push again")
+            self._fail(push, f"{push.pusher} does not send the requested pieces; apply again")
             return
         is_busy = self._machine is not None and bool(self._machine.held)
         for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW), now):

@@ -72,7 +72,7 @@ class StoreThread:
             except LsEdgeError as error:
                 why = str(error)
             except Exception as error:  # noqa: BLE001  a push must not end the peer
-                why = f"the store failed: {error}; push again"
+                why = f"the store failed: {error}; apply again"
             else:
                 return lambda: then(value)
             return lambda: failed(why)

@@ -99,7 +99,7 @@ class Store(FileStore):
     def open(self, manifest: str) -> Bundle:
         """Open a bundle of the store; its parts are verified when they are read."""
         if not is_file(self._files / manifest, manifest):
-            raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; push the bundle again")
+            raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; apply the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
         stem, head, *blocks = (
             msgspec.structs.replace(part, file=part.sha256)
@@ -208,7 +208,7 @@ class Store(FileStore):
                     self._write(self.record)
             if not self._holds(manifest):
                 if not size:
-                    raise BundleError("that bundle is no longer in this store; push it again")
+                    raise BundleError("that bundle is no longer in this store; apply it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
             if file is not None and not self._holds(file[0]):
@@ -246,7 +246,7 @@ class Store(FileStore):
         except FileNotFoundError:
             return StoreRecord()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            reason = f"{self._path} cannot be read ({error}); push the bundle again"
+            reason = f"{self._path} cannot be read ({error}); apply the bundle again"
             log.error("the store has lost its record", extra={"why": reason})
             return StoreRecord(reason=reason)
 

@@ -45,18 +45,15 @@ def test_flags_win_over_variables(command, tmp_path):
 
 @pytest.mark.usefixtures("environment")
 def test_a_variable_never_contradicts_a_flag(command, tmp_path):
-    code, _, errors = command("push", "--rollback", "--wait", 1)
-    assert "give --bundle FOLDER" not in errors
-    assert (code, "laptop' may not push" in errors) == (2, True)
     code, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")
     assert "nobody" in errors
     code, _, errors = command("bench", "bundle-that-is-missing", "--out", tmp_path / "p.json")
     assert "--peers is for" not in errors
-    code, out, errors = command("doctor", "--json")
+    _, out, errors = command("doctor", "--json")
     assert "findings" in json.loads(out), errors
 
 
-@pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "push", "status"])
+@pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "apply", "status"])
 def test_the_help_names_each_variable(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0

@@ -105,7 +105,7 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge, wa
                 assert re.search(r"orin-0 +ok +\d+ checks", printed), printed
                 assert re.search(r"orin-1 +ok +\d+ checks", printed), printed
     assert machines.ran == {
-        "export", "peers", "peer", "doctor", "push", "status", "run", "bench", "plan", "apply", "report",
+        "export", "peers", "peer", "doctor", "status", "run", "bench", "plan", "apply", "report",
     }  # fmt: skip
     assert json.loads((laptop / "orin-0.json").read_text(encoding="utf-8"))["device"]["name"] == "orin-0"
     planned = yaml.safe_load((laptop / "planned.yaml").read_text(encoding="utf-8"))

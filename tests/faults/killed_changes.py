@@ -14,12 +14,12 @@ import yaml
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 from tests.data import bombs
+from tests.faults.applying import give
 
 PLACEMENT = {"a": "all", "b": "stem, 0-5", "c": "2-5, head", "d": "stem, 0-3, head"}
 MOVED = {"b": "stem, 0-3", "c": "0-5, head"}
@@ -59,8 +59,7 @@ def kill_changes(folder, bundles, kills, seed=0):
     draw = random.Random(seed)
     with LocalCluster(folder, bundles[0], PLACEMENT, sources=["laptop", "desk"], keys=True, stores=True) as peers:
         key = peers.secret_key("laptop")
-        with Pusher(peers.file, keys=load_secret(key), wait=60.0, connect=60.0) as pusher:
-            pusher.push(Bundle.open(bundles[0]))
+        give(peers.file, bundles[0], key)
         document = yaml.safe_load(peers.path.read_text())
         for entry in document["peers"]:
             entry["blocks"] = MOVED.get(entry["name"], entry["blocks"])

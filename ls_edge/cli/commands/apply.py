@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
-from ls_edge.cli.commands.push import print_results, progress_bars
 from ls_edge.cli.inputs import open_peers, peers_to_ask
 from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import Bundle
@@ -21,9 +25,10 @@ from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
 from ls_edge.runtime.clients.applied_file import running_file
 from ls_edge.runtime.clients.apply import Applier, Change, results_of
-from ls_edge.runtime.clients.sender import PushError
+from ls_edge.runtime.clients.sender import PushError, PushResult
 from ls_edge.runtime.clients.session import source_name
 
+_STYLES = {"active": "green", "failed": "red", "missing": "red"}
 _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "remove": "removed"}
 
 
@@ -32,11 +37,13 @@ _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "
     examples=(
         "ls-edge apply planned.yaml --bundle bundle --secret-key laptop.key_secret",
         "ls-edge apply peers.yaml --secret-key laptop.key_secret --dry-run",
+        "ls-edge apply peers.yaml --rollback --secret-key laptop.key_secret",
     ),
 )
 @click.argument("new", type=options.FILE, metavar="NEW.yaml")
 @options.peers("peers.yaml that the peers use now.  [default: the applied file]")
-@options.bundle("Folder of the model; needed if peers gain blocks that they lack.")
+@options.bundle("Bundle to serve; needed if peers have none, or gain blocks that they lack.")
+@options.flag("--rollback", "Return to the previous bundle of each peer.")
 @options.flag("--dry-run", "Show the difference and change nothing.")
 @options.flag("--yes", "Apply without asking.")
 @options.flag("--allow-outage", "Continue even if some blocks briefly have no holder.")
@@ -47,6 +54,7 @@ def command(
     new: Path,
     peers: Path | None,
     bundle: Path | None,
+    rollback: bool,
     dry_run: bool,
     yes: bool,
     allow_outage: bool,
@@ -57,12 +65,17 @@ def command(
     """Change a running fleet to match NEW.yaml.
 
     Shows the difference, asks, and carries it out over the encrypted links of peers with a --store: each peer gets the
-    file and the parts that it lacks, and builds its engines. Then one peer after another switches, in an order in which
-    every block keeps a holder. A peer records each step, and starts from the recorded file; so the same command
-    continues an interrupted change, and changes nothing in a fleet that already matches the file.
+    file and the parts of --bundle that it lacks, and builds its engines while it still serves. Then one peer after
+    another switches, in an order in which every block keeps a holder. The first failure stops the change. A peer
+    records each step, and starts from the recorded file; so the same command continues an interrupted change, and
+    changes nothing in a fleet that already matches the file.
 
     Exit code 3 if some peers do not answer, which are named; run it again when they are back.
     """
+    if rollback and not options.is_typed("bundle"):
+        bundle = None
+    if rollback and bundle is not None:
+        raise UsageError("--rollback returns to the previous bundle, so leave out --bundle")
     current, keys = peers_to_ask(new if peers is None else peers, secret_key)
     file = current if peers is None else open_peers(new)
     if peers is None:
@@ -70,8 +83,10 @@ def command(
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None
     with (
-        progress_bars(as_json=as_json) as on_change,
-        Applier(file, current, opened, keys=keys, wait=wait, on_change=on_change, on_warning=warn) as applier,
+        _progress_bars(as_json=as_json) as on_change,
+        Applier(
+            file, current, opened, keys=keys, rolls_back=rollback, wait=wait, on_change=on_change, on_warning=warn
+        ) as applier,
     ):
         change = applier.look()
         if not as_json:
@@ -91,7 +106,7 @@ def command(
         steps = {step.peer: _document(step, change) for step in change.plan.steps}
         print_json({"version": change.version, "changes": steps, "outage": why or None, "peers": results})
     elif not is_over:
-        print_results(results)
+        _print_results(results)
     if failure is not None:
         raise failure
     if change.missing:
@@ -147,3 +162,33 @@ def _document(step: Step, change: Change) -> dict[str, object]:
         "bytes": change.sends[step.peer],
         "holders": holders,
     }
+
+
+@contextlib.contextmanager
+def _progress_bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
+    """Show a bar for each peer on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda _name, _state, _missing, _total: None
+        return
+    columns = (TextColumn("{task.fields[peer]}"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[state]}"))
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        def on_change(name: str, state: str, missing: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task("", total=None, peer=printable(name), state="")
+            done = max(0, total - missing)
+            progress.update(tasks[name], total=total or None, completed=done, state=printable(state))
+
+        yield on_change
+
+
+def _print_results(results: Mapping[str, PushResult]) -> None:
+    """Print a row for each peer."""
+    table = PlainTable.of("peer", "state", ">parts", ">size", ">sent", "why")
+    for name, one in results.items():
+        state = Text(printable(one.state), style=_STYLES.get(one.state, ""))
+        sizes = (byte_size(one.bytes), byte_size(one.sent_bytes))
+        table.add_row(name, state, f"{one.parts}", *sizes, one.reason or "")
+    print_table(table)

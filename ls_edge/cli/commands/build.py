@@ -39,7 +39,7 @@ from ls_edge.runtime.store.store import Store
 @options.count("--max-batch", "Largest max_batch of a peer, rounded up to 8, 16, 32, ...", most=1024)
 @options.path("--peers", "peers.yaml with the blocks, max_batch and gpu_mem_limit of the peer --name.")
 @options.text("--name", "Name of this device in --peers.", "NAME")
-@options.path("--store", "Store of that peer to fill with the bundle, as 'ls-edge push' does.", metavar="DIR")
+@options.path("--store", "Store of that peer to fill with the bundle, as 'ls-edge apply' does.", metavar="DIR")
 @options.JSON
 def command(
     bundle: Path,

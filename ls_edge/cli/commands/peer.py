@@ -39,7 +39,7 @@ _GC_AFTER = 10_000
 @options.PEERS
 @options.text("--name", "Name of this peer in peers.yaml.", "NAME", required=True)
 @options.bundle()
-@options.path("--store", "Folder for bundles from 'ls-edge push', instead of --bundle.", metavar="DIR")
+@options.path("--store", "Folder for bundles from 'ls-edge apply', instead of --bundle.", metavar="DIR")
 @options.SECRET_KEY
 @options.choice("--engine", options.ENGINES, "Engine of the blocks; overrides peers.yaml.")
 @options.threads("Threads of the engine; overrides peers.yaml.")
@@ -60,7 +60,7 @@ def command(
     Serves the blocks that peers.yaml assigns to NAME.
 
     With --store, the bundle comes over the network: the peer starts with its key and an empty folder, receives bundles
-    from 'ls-edge push', and keeps the previous one.
+    from 'ls-edge apply', and keeps the previous one.
 
     On SIGTERM or Ctrl-C the peer accepts no new work, finishes or hands over its requests, and ends within five seconds
     with exit code 0; a second signal ends it immediately.
@@ -71,7 +71,7 @@ def command(
     if store is not None and not options.is_typed("bundle"):
         bundle = None
     if (bundle is None) == (store is None):
-        raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge push'")
+        raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge apply'")
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(ReloadRequest())  # first of all: until its handler is set, SIGHUP ends the process
         file = open_peers(peers)

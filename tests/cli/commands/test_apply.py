@@ -29,7 +29,9 @@ def pushed_cluster(tmp_path, bundle, placement, ls_edge):
     sources = ["laptop", "desk"]
     with LocalCluster(tmp_path / "fleet", bundle, placement, sources=sources, keys=True, stores=True) as peers:
         words = ["--bundle", bundle, "--secret-key", peers.secret_key("laptop")]
-        assert ls_edge.run("push", "--peers", peers.path, *words, timeout=90).returncode == 0
+        done = ls_edge.run("apply", peers.path, *words, "--yes", "--json", timeout=90)
+        assert done.returncode == 0, done.stderr
+        assert set(json.loads(done.stdout)["peers"]["a"]) == {"parts", "bytes", "sent_bytes", "state", "reason"}
         yield peers, words
 
 
@@ -46,7 +48,7 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         moved = write(peers, "moved.yaml", lambda named: named["c"].update(blocks="2-3"))
         done = apply(moved, "--dry-run", "--json")
         found = json.loads(done.stdout)
-        assert (done.returncode, found["version"], found["outage"]) == (0, 1, None)
+        assert (done.returncode, found["version"], found["outage"]) == (0, 2, None)
         size = Bundle.open(tmp_path / "bundle").part("block 3").bytes
         holders = {"0": 2, "1": 2, "2": 1, "3": 1}
         assert found["changes"]["c"] == {
@@ -72,16 +74,19 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         assert done.returncode == 0, done.stderr
         assert {one["state"] for one in json.loads(done.stdout)["peers"].values()} == {"active"}
         done = apply(moved)
-        assert (done.returncode, "version 1" in done.stdout) == (0, True)
+        assert (done.returncode, "version 2" in done.stdout) == (0, True)
         status = ls_edge.run("status", "--peers", moved, "--secret-key", peers.secret_key("laptop"), "--json")
         assert {name: one["blocks"] for name, one in json.loads(status.stdout)["peers"].items()} == {
             "a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3],
         }  # fmt: skip
 
+        done = ls_edge.run("apply", peers.path, *bundle[2:], "--rollback", "--yes", timeout=90)
+        assert (done.returncode, "no peer can return to a previous bundle" in complaints(done)[-1]) == (2, True)
+
         done = ls_edge.run("doctor", "--peers", peers.path, *bundle[2:], "--json", timeout=90)
         rows = json.loads(done.stdout)["peers"]["c"]["findings"]
         (detail,) = [row["detail"] for row in rows if row["what"] == "peers.yaml"]
-        assert detail.startswith("it runs another peers.yaml, version 1 (blocks 2-3; here blocks 0-2)")
+        assert detail.startswith("it runs another peers.yaml, version 2 (blocks 2-3; here blocks 0-2)")
 
         # The peers tell that c belongs to the fleet, although the new file does not.
         smaller = write(peers, "smaller.yaml", lambda named: None)
@@ -98,3 +103,17 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
 @pytest.mark.timeout(600)
 def test_changes_that_are_killed_at_random_moments_lose_no_request(tmp_path, tiny_bundle, other_bundle):
     kill_changes(tmp_path / "fleet", (tiny_bundle, other_bundle), kills=10)
+
+
+def test_a_change_that_cannot_begin_is_one_line(tmp_path, make_bundle, ls_edge, complaints, write_peers):
+    make_bundle(tmp_path / "bundle", blocks=4)
+    file, bundle = write_peers({"a": (0, 1, 2, 3)}), ["--bundle", tmp_path / "bundle"]
+    for words, said in (
+        (["apply", file, *bundle, "--rollback"], "leave out --bundle"),
+        (["apply", file, *bundle], "has no keys, so anybody could push"),
+        (["peer", "--peers", file, "--name", "a"], "give either --bundle FOLDER, or --store FOLDER"),
+        (["peer", "--peers", file, "--name", "a", "--store", tmp_path / "store"], "no source of"),
+    ):
+        done = ls_edge.run(*words)
+        assert (done.returncode, len(complaints(done))) == (2, 1), done.stderr
+        assert said in complaints(done)[0]

@@ -13,7 +13,6 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.settings import Settings
@@ -22,6 +21,7 @@ from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import load_secret
 from tests.engines.bundles import edited
 from tests.engines.conftest import DOUBLES
+from tests.faults.applying import give
 
 WITHOUT = (
     "import sys, runpy\n"
@@ -157,9 +157,7 @@ def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tin
         model.doc_string = "changed"
 
     def push(bundle):
-        keys = load_secret(cluster.secret_key("laptop"))
-        with Pusher(cluster.file, keys=keys, wait=60, connect=60, on_change=on_change) as pusher:
-            pusher.push(bundle)
+        give(cluster.file, bundle, cluster.secret_key("laptop"), on_change=on_change)
 
     with cluster:
         push(Bundle.open(tiny_bundle))

@@ -9,10 +9,10 @@ import zmq
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import PeerState
-from ls_edge.runtime.clients.push import Pusher
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.transport.keys import load_secret
+from tests.faults.applying import give as give_bundle
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -25,10 +25,7 @@ def give(peers, name, blocks):
 
 
 def push(peers, bundle):
-    keys = load_secret(peers.secret_key("laptop"))
-    with Pusher(peers.file, keys=keys, wait=60.0, connect=60.0) as pusher:
-        pusher.push(Bundle.open(bundle))
-        return pusher.results()
+    return give_bundle(peers.file, bundle, peers.secret_key("laptop"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
@@ -44,7 +41,7 @@ def test_a_changed_entry_keeps_the_blocks_that_the_store_has(tmp_path, tiny_bund
             wait_until(lambda: (found := observer.look(1.0)["a"]).blocks == (1, 2, 3) and found.warm, timeout=30)
             seen = observer.look(1.0)["a"]
             assert seen.state == PeerState.ALIVE
-            assert "its store lacks block 4; push the bundle again, with 'ls-edge push'" in seen.reason
+            assert "its store lacks block 4; send it again with 'ls-edge apply" in seen.reason
             one = push(peers, tiny_bundle)["a"]
             block = Bundle.open(tiny_bundle).manifest.parts.blocks[4]
             assert (one.state, one.sent_bytes) == ("active", block.bytes)

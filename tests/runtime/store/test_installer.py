@@ -3,18 +3,16 @@
 import hashlib
 import os
 import random
-import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
 
 from ls_edge.core.bundle import MANIFEST, Bundle
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.engines.onnxruntime import OnnxEngine
-from ls_edge.runtime.clients.push import Pusher
+from ls_edge.runtime.clients.apply import Applier
 from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
@@ -24,6 +22,7 @@ from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.zap import Curve
 from tests.engines.bundles import edited
+from tests.faults.applying import give
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -131,12 +130,11 @@ def test_a_tampered_chunk_is_refused_and_nothing_is_installed(peer, file, keys, 
     found = files_in(tmp_path / "store")
     assert not any(name.endswith(part.hex()) for name in found)
     assert not (tmp_path / "store" / "store.json").exists()
-    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
-        pusher.push(Bundle.open(tiny_bundle))
-        assert pusher.results()["a"].state == "active"
-        assert pusher.results()["a"].sent_bytes < sum(
-            Bundle.open(tiny_bundle).manifest.parts.blocks[block].bytes for block in (1, 4)
-        )  # what was right is not sent again
+    found = give(file, tiny_bundle, keys["laptop"])["a"]
+    assert found.state == "active"
+    assert found.sent_bytes < sum(
+        Bundle.open(tiny_bundle).manifest.parts.blocks[block].bytes for block in (1, 4)
+    )  # what was right is not sent again
 
 
 def test_pieces_that_were_not_requested_are_ignored(peer, file, keys, tiny_bundle, tmp_path, wait_until):
@@ -203,67 +201,11 @@ def test_a_stranger_is_refused_before_its_first_message(peer, file, keys, wait_u
         wait_until(lambda: hand.poll() or hand.links.failed["a"], what="a refusal")
         assert hand.heard == []
     with pytest.raises(UsageError, match="belongs to no source"):
-        Pusher(file, keys=keys["stranger"])
+        Applier(file, file, None, keys=keys["stranger"])
     with pytest.raises(UsageError, match="'camera' may not push"):
-        Pusher(file, keys=keys["camera"])
+        Applier(file, file, None, keys=keys["camera"])
     with pytest.raises(UsageError, match="give --secret-key"):
-        Pusher(file, keys=None)
-
-
-class Restarting(threading.Thread):
-    """Listens at the address of a peer and ends each connection in its handshake, like a process that is leaving."""
-
-    def __init__(self, address):
-        super().__init__(name="restarting")
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self.listening = socket.create_server((host, int(port)))
-        self.ended = 0
-        self.start()
-
-    def run(self):
-        while True:
-            try:
-                connection, _ = self.listening.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(10)
-                self.ended += 1
-
-    def stop(self):
-        self.listening.shutdown(socket.SHUT_RDWR)
-        self.listening.close()
-        self.join(10)
-
-
-def test_a_push_waits_for_a_peer_that_restarts(serve, file, keys, tiny_bundle, tmp_path, wait_until):
-    before = Restarting(file.peer("a").address)
-    try:
-        with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher, ThreadPoolExecutor(1) as other:
-            pushing = other.submit(pusher.push, Bundle.open(tiny_bundle))
-            wait_until(lambda: before.ended >= 3, what="three handshakes")
-            before.stop()
-            serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
-            assert pushing.result(120) is None
-            assert pusher.results()["a"].state == "active"
-    finally:
-        if before.is_alive():
-            before.stop()
-
-
-def test_a_peer_that_ends_every_handshake_is_named_after_the_limit(file, keys, tiny_bundle):
-    before = Restarting(file.peer("a").address)
-    try:
-        with (
-            Pusher(file, keys=keys["laptop"], connect=1) as pusher,
-            pytest.raises(
-                PushError, match=r"^a: no link to tcp://.*: the connection ended during the handshake.*nothing"
-            ),
-        ):
-            pusher.push(Bundle.open(tiny_bundle))
-        assert before.ended > 1
-    finally:
-        before.stop()
+        Applier(file, file, None, keys=None)
 
 
 def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, wait_until):
@@ -291,8 +233,8 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
         hand.says(Offer(MANIFEST_DIGEST, 10))
         wait_until(lambda: hand.last(Complaint))
         assert "not a pusher" in hand.last(Complaint).what
-    with Pusher(file, keys=keys["laptop"]) as pusher, pytest.raises(PushError, match="start it with --store"):
-        pusher.push(Bundle.open(tiny_bundle))
+    with pytest.raises(LinkError, match="start it with --store"):
+        give(file, tiny_bundle, keys["laptop"])
 
 
 def test_a_peer_survives_thousands_of_broken_pushes(peer, file, keys, tiny_bundle, mutate, wait_until, tmp_path):
@@ -315,9 +257,7 @@ def test_a_peer_survives_thousands_of_broken_pushes(peer, file, keys, tiny_bundl
                 hand.says(Hello("laptop.00000000", "pusher", 1, 1, "", ""))
                 hand.poll()
                 hand.heard.clear()
-    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
-        pusher.push(Bundle.open(tiny_bundle))
-        assert pusher.results()["a"].state == "active"
+    assert give(file, tiny_bundle, keys["laptop"])["a"].state == "active"
     assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()) < 20 * 1024 * 1024
 
 
@@ -330,16 +270,13 @@ def test_a_full_disk_is_reported_and_no_bundle_is_installed(
         monkeypatch.setattr("ls_edge.runtime.store.files.SPARE_BYTES", -(1 << 40))
     fill = disk / "fill"
     serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
-    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
-        free = os.statvfs(disk)
-        fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))
-        with pytest.raises(PushError, match=r"a: disk full.*no peer was switched"):
-            pusher.push(Bundle.open(tiny_bundle))
+    free = os.statvfs(disk)
+    fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))
+    with pytest.raises(PushError, match=r"a: disk full.*no peer was switched"):
+        give(file, tiny_bundle, keys["laptop"])
     assert not (disk / "store" / "store.json").exists()
     fill.unlink()
-    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
-        pusher.push(Bundle.open(tiny_bundle))
-        assert pusher.results()["a"].state == "active"
+    assert give(file, tiny_bundle, keys["laptop"])["a"].state == "active"
 
 
 @pytest.mark.parametrize(
@@ -365,8 +302,7 @@ def test_engines_of_the_next_bundle_are_warm_before_the_switch_if_memory_allows(
     before = Bundle.open(tiny_bundle)
     after = next_of(before, tmp_path, "next")
     for bundle in (before, after):
-        with Pusher(file, keys=keys["laptop"], connect=30.0) as pusher:
-            pusher.push(bundle)
+        give(file, bundle, keys["laptop"])
     first, second = before.manifest.bundle_id, after.manifest.bundle_id
     served = (first, True) if fits else (second, False)
     assert opened == [(first, *(("", False) if fits else (first, False))), (second, *served)]
@@ -401,8 +337,7 @@ def test_next_engines_that_hang_hold_up_no_push(
     serve(peer)
     try:
         for bundle in bundles:
-            with Pusher(file, keys=keys["laptop"], connect=30.0, wait=20.0) as pusher:
-                pusher.push(bundle)
+            give(file, bundle, keys["laptop"], wait=20.0)
             assert (peer.snapshot.bundle_id, peer.snapshot.warm) == (bundle.manifest.bundle_id, True)
         assert "engines are opened at the switch" in caplog.text
     finally:

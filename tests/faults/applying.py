@@ -1,0 +1,18 @@
+"""Bundles and files that tests give to running peers, as ``ls-edge apply`` does."""
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.runtime.clients.apply import Applier, results_of
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+
+
+def give(file, bundle, keys, new=None, **named):
+    """Apply a bundle (if any) and a file to the peers of ``file``; return the result for each of them."""
+    opened = bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle)
+    keys = keys if isinstance(keys, KeyPair) else load_secret(keys)
+    with Applier(new or file, file, opened, keys=keys, **{"wait": 60.0, "connect": 60.0, **named}) as applier:
+        change = applier.look()
+        try:
+            applier.apply(change)
+        finally:
+            give.found = results_of(applier, change)
+    return give.found
