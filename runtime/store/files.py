@@ -6,7 +6,9 @@ import contextlib
 import errno
 import hashlib
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -70,8 +72,9 @@ class FileStore:
             if offset + len(data) == size:
                 self._finish(path, digest)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                path.unlink()  # half of a file is useless, and others need the space
+            if error.errno in _FULL:
+                with contextlib.suppress(OSError):
+                    path.unlink()  # half of a file is useless, and others need the space
             raise self._disk_error(error) from None
 
     def read_raw(self, digest: str) -> bytes:
@@ -102,7 +105,7 @@ class FileStore:
             path.unlink()
             raise DigestMismatch(
                 f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
-                f"{digest[:16]}…; nothing was changed, push again"
+                f"{digest[:16]}…; nothing was changed, apply again"
             )
         sync(path)
         path.replace(self._files / digest)
@@ -112,7 +115,7 @@ class FileStore:
         return self._files / f"{digest}.part"
 
     def _holds(self, digest: str) -> bool:
-        """Return whether the store has an intact file with this digest; remove a damaged one."""
+        """Return whether the store has an intact file with this digest; remove one that was read and differs."""
         path = self._files / digest
         if is_file(path, digest):
             return True
@@ -130,7 +133,7 @@ class FileStore:
     def _disk_error(self, error: OSError) -> BundleError:
         if error.errno in _FULL:
             return BundleError(f"disk full at {self.folder}; make room")
-        return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
+        return BundleError(f"cannot use the store {self.folder}: {error.strerror}; check the disk and permissions")
 
 
 def digest_of(path: Path) -> str:
@@ -143,8 +146,12 @@ def digest_of(path: Path) -> str:
 
 
 def is_file(path: Path, digest: str) -> bool:
-    """Return whether ``path`` is a plain file with this SHA-256."""
+    """Return whether ``path`` is a plain file with this SHA-256; raise ``OSError`` if it cannot be read.
+
+    So a file that an error hides, for example of the disk or of the number of descriptors, does not count as missing.
+    """
     try:
-        return not path.is_symlink() and path.is_file() and digest_of(path) == digest
-    except OSError:
+        is_plain = stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    return is_plain and digest_of(path) == digest

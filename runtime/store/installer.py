@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -48,6 +49,23 @@ KEEP_TURN_S = 60.0
 """Seconds for which the pusher that requested a switch keeps its turn until it is back on a link."""
 
 
+Event = Literal["served", "warming", "stored", "built", "installed", "recorded", "unrecorded", "failed"]
+TRANSITIONS: Mapping[tuple[StoreState, Event], StoreState] = {
+    (StoreState.RECEIVING, "served"): StoreState.ACTIVE,  # nothing changes
+    (StoreState.RECEIVING, "warming"): StoreState.SWITCHING,  # it is served, and not recorded as warm yet
+    (StoreState.RECEIVING, "stored"): StoreState.BUILDING,
+    (StoreState.RECEIVING, "failed"): StoreState.FAILED,
+    (StoreState.BUILDING, "built"): StoreState.READY,
+    (StoreState.BUILDING, "failed"): StoreState.FAILED,
+    (StoreState.READY, "installed"): StoreState.SWITCHING,
+    (StoreState.SWITCHING, "recorded"): StoreState.ACTIVE,
+    (StoreState.SWITCHING, "unrecorded"): StoreState.SWITCHING,
+    (StoreState.SWITCHING, "failed"): StoreState.FAILED,
+    (StoreState.ACTIVE, "failed"): StoreState.FAILED,  # the end of the change cannot be recorded
+}
+"""The state of a push that follows each event; a new offer begins another push."""
+
+
 @dataclass(eq=False)
 class _Push:
     """One offer of one pusher, and the incoming file."""
@@ -71,6 +89,10 @@ class _Push:
     behind: tuple[str, ...] = ()
     """Linked sources that have not announced the offered ``peers.yaml``."""
     last: float = field(default_factory=time.monotonic)
+
+    def on(self, event: Event, reason: str = "") -> None:
+        """Enter the state that follows an event."""
+        self.state, self.reason = TRANSITIONS[self.state, event], one_line(reason, MAX_TEXT) if reason else ""
 
     @property
     def offered(self) -> Offered:
@@ -247,7 +269,7 @@ class Installer:
         if push.state is StoreState.ACTIVE and install.ends_change:
             self._change_files(push, self._store.end_change, lambda _: self._report(push.pusher))
         elif push.state is StoreState.READY and install.manifest.hex() == push.manifest:
-            push.state, push.reason = StoreState.SWITCHING, ""
+            push.on("installed")
             self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
             log.info("switching", extra={"peer": push.pusher, "bundle": self._store.shown_id(push.manifest)})
 
@@ -304,11 +326,11 @@ class Installer:
         else:
             self._fail(push, why)
 
-    def _report_switch(self, state: StoreState, reason: str) -> None:
+    def _report_switch(self, trouble: str) -> None:
         self._turn = ("", 0.0)
         push = self._push
         if push is not None and push.state is StoreState.SWITCHING and push.manifest == self._trial.serving:
-            push.state, push.reason = state, one_line(reason, MAX_TEXT)
+            push.on("unrecorded" if trouble else "recorded", trouble)
         for pusher in self._pushers:
             self._report(pusher)
 
@@ -335,16 +357,16 @@ class Installer:
     def _complete(self, push: _Push) -> None:
         push.file = None
         record = self._store.record
-        if record.failed is not None and record.failed in (push.manifest, push.applied and push.applied.digest):
-            push.reason = one_line(record.reason, MAX_TEXT)
+        has_failed = record.failed in (push.manifest, push.applied and push.applied.digest)
+        reason = record.reason if record.failed is not None and has_failed else ""
         is_removed = not push.wanted.parts and record.active is None and push.applied in record.accepts
         is_served = push.manifest == self._trial.serving and not self.lacking
         if is_removed:
-            push.state = StoreState.ACTIVE
+            push.on("served", reason)
         elif is_served and push.applied in (None, record.file):
-            push.state = StoreState.ACTIVE if self._trial.due is None else StoreState.SWITCHING
+            push.on("served" if self._trial.due is None else "warming", reason)
         else:
-            push.state = StoreState.BUILDING
+            push.on("stored", reason)
             if self.engines.offered != push.offered:
                 self._build_for(push.offered)
 
@@ -364,7 +386,7 @@ class Installer:
             if why:
                 self._fail(push, why)
                 return
-            push.state = StoreState.READY
+            push.on("built", push.reason)
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": self._store.shown_id(manifest)})
             self._report(push.pusher)
 
@@ -397,7 +419,8 @@ class Installer:
             self._send(push.pusher, want)
 
     def _fail(self, push: _Push, reason: str) -> None:
-        push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, MAX_TEXT), None
+        push.on("failed", reason)
+        push.file = None
         shown = self._store.shown_id(push.manifest)
         log.warning("a push failed", extra={"peer": push.pusher, "bundle": shown, "why": push.reason})
         self._report(push.pusher)

@@ -12,7 +12,6 @@ from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.device.worker import Worker
 from ls_edge.runtime.change.record import AppliedFile
-from ls_edge.runtime.protocol.messages import StoreState
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
@@ -131,8 +130,8 @@ class EngineBuild:
 class Trial:
     """The served bundle until ``store.json`` records that it was warm; a failed write is repeated."""
 
-    def __init__(self, store: Store, thread: StoreThread, report: Callable[[StoreState, str], None]) -> None:
-        """Call ``report`` with ACTIVE when that is written, or with SWITCHING and the reason if writing fails."""
+    def __init__(self, store: Store, thread: StoreThread, report: Callable[[str], None]) -> None:
+        """Call ``report`` with an empty string when that is written, or with the reason if writing fails."""
         self.serving: str | None = None
         """Manifest of the served bundle."""
         self.due: float | None = None
@@ -150,7 +149,7 @@ class Trial:
         is_due = self.due is not None and time.monotonic() >= self.due
         if self._store.is_confirmed:
             self.due = None
-            self._report(StoreState.ACTIVE, "")
+            self._report("")
         elif is_due and serving is not None and serving == self._store.record.active:
             self.due = float("inf")
             self._thread.do(lambda: self._store.confirm(serving), lambda _: self.settle(), self._on_failure)
@@ -160,4 +159,4 @@ class Trial:
         if why != self._trouble:
             self._trouble = why
             log.warning("the store cannot record that the bundle is warm", extra={"why": why})
-        self._report(StoreState.SWITCHING, why)
+        self._report(why)

@@ -30,7 +30,7 @@ from pathlib import Path
 import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
-from ls_edge.core.errors import BundleError, LsEdgeError
+from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeersFile, parse_peers
 from ls_edge.core.text import short_id
@@ -98,7 +98,11 @@ class Store(FileStore):
 
     def open(self, manifest: str) -> Bundle:
         """Open a bundle of the store; its parts are verified when they are read."""
-        if not is_file(self._files / manifest, manifest):
+        try:
+            is_intact = is_file(self._files / manifest, manifest)
+        except OSError as error:
+            raise self._disk_error(error) from None
+        if not is_intact:
             raise BundleError(f"the manifest {self._files / manifest} is missing or damaged; apply the bundle again")
         opened = Bundle.open(self._files, manifest).manifest
         stem, head, *blocks = (
@@ -240,12 +244,14 @@ class Store(FileStore):
     # Inside.
 
     def _read(self) -> StoreRecord:
-        """Return the content of ``store.json``; an empty record with the reason if it cannot be read."""
+        """Return the content of ``store.json``; an empty record with the reason if it is damaged."""
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=StoreRecord)
         except FileNotFoundError:
             return StoreRecord()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except OSError as error:  # an empty record would give up its bundles
+            raise UsageError(f"cannot read {self._path}: {error.strerror}; check the disk, and start again") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             reason = f"{self._path} cannot be read ({error}); apply the bundle again"
             log.error("the store has lost its record", extra={"why": reason})
             return StoreRecord(reason=reason)
@@ -274,7 +280,10 @@ class Store(FileStore):
         return ""
 
     def _collect(self, offered: set[str]) -> None:
-        """Remove files of the store that none of the offered, the active and the previous bundle needs."""
+        """Remove files that none of the offered, the active and the previous bundle needs.
+
+        Keep all files while one of these manifests cannot be opened, since its parts are unknown.
+        """
         record = self.record
         before = record.before or Before(None, None)
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
@@ -282,8 +291,11 @@ class Store(FileStore):
         for manifest in (record.active, record.previous, before.active):
             if manifest is not None:
                 keep.add(manifest)
-                with contextlib.suppress(BundleError):
+                try:
                     keep |= {part.sha256 for _, part in self.open(manifest).manifest.part_names()}
+                except BundleError as error:
+                    log.warning("nothing is removed from the store", extra={"why": str(error)})
+                    return
         for path in self._files.iterdir():
             if path.name not in keep and _OWN.match(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """The store of a peer keeps complete bundles, whenever the process stops."""
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -409,3 +411,43 @@ def test_an_unusable_folder_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give --store a writable folder"):
         Store(tmp_path / "file", BLOCKS)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_an_error_of_reading_removes_no_file(store, tiny_bundle, changed, monkeypatch, error, first):
+    """Each call from ``first`` on fails, while the next bundle is offered to a store with two."""
+    for bundle in (tiny_bundle, changed()):
+        store.switch(fill(store, bundle)[0])
+    before = {path.name: path.read_bytes() for path in (store.folder / "files").iterdir()}
+    offered, calls = changed(b"third"), itertools.count(1)
+
+    def fail(path, *arguments, **named):
+        if str(path).startswith(str(store.folder / "files")) and next(calls) >= first:
+            raise OSError(error, os.strerror(error))
+        return lstat(path, *arguments, **named)
+
+    lstat = os.lstat
+    monkeypatch.setattr(os, "lstat", fail)
+    with pytest.raises(BundleError, match=os.strerror(error)):
+        fill(store, offered)
+    monkeypatch.undo()
+    after = {path.name: path.read_bytes() for path in (store.folder / "files").iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert store.open_active() is not None
+
+
+def test_nothing_is_removed_while_a_kept_manifest_cannot_be_opened(store, tiny_bundle, changed):
+    for bundle in (tiny_bundle, changed()):
+        store.switch(fill(store, bundle)[0])
+    kept = {path.name for path in (store.folder / "files").iterdir()}
+    (store.folder / "files" / store.record.previous).write_bytes(b"damaged")
+    fill(store, changed(b"third"))
+    assert kept <= {path.name for path in (store.folder / "files").iterdir()}
+
+
+def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
+    Store(tmp_path / "store", BLOCKS).close()
+    (tmp_path / "store" / "store.json").mkdir()
+    with pytest.raises(UsageError, match=r"cannot read .*store.json: Is a directory; check the disk"):
+        Store(tmp_path / "store", BLOCKS)
