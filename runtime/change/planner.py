@@ -3,25 +3,17 @@
 Each peer that has to change does so in one step. Usually it drains and serves nothing until it is warm again; so a step
 is safe if the other peers hold all blocks meanwhile. A peer that only follows changed entries of other peers does not
 stop serving. Peers of different models do not work together; so in a change of the model a step is safe while
-the peers of the previous model hold all of its blocks, or those that have switched hold all blocks of the next one and
-sources may trust them.
+the peers of the previous model hold all of its blocks, or those that have switched hold all blocks of the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
 from typing import Literal, TypeVar
 
 MAX_STATES = 5_000
 """Limit on the states that the search for a safe order visits; found within half a second on a laptop."""
-
-MAX_JUMP = 1 << 16
-"""Maximum number of changes that most peers may have missed."""
-
-WITNESSES = 2
-"""Number of peers that must serve a model before sources without a bundle use it, unless the fleet has fewer."""
 
 D = TypeVar("D", str, bytes)
 Kind = Literal["add", "switch", "follow", "remove"]
@@ -100,11 +92,9 @@ def plan_change(
 def version_of(digest: D, announced: Collection[Collection[tuple[int, D]]]) -> int:
     """Return the version of a file: the newest one of the fleet if that is this file, or the next one.
 
-    ``announced`` has the files of each peer. A single peer cannot use up all numbers: one that is far above those of
-    most peers does not count.
+    ``announced`` has the files of each peer.
     """
-    usual = median_low([0, *(max((version for version, _ in files), default=0) for files in announced)])
-    known = [one for files in announced for one in files if one[0] <= usual + MAX_JUMP]
+    known = [one for files in announced for one in files]
     newest = max((version for version, _ in known), default=0)
     return newest if newest and all(other == digest for version, other in known if version == newest) else newest + 1
 
@@ -136,9 +126,8 @@ class _Fleet:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether peers serve all parts of the wanted model, and enough of them that sources use it."""
-        serving = sum(bool(parts) for name, parts in self.serves.items() if name not in self.previous)
-        return serving >= min(WITNESSES, len(self.serves)) and self.needed <= self._held(wanted=True)
+        """Whether peers serve all parts of the wanted model, so that sources use it."""
+        return self.needed <= self._held(wanted=True)
 
     def gap(self, *, wanted: bool) -> frozenset[int]:
         """Return the parts of the wanted model, or of the previous one, that no peer serves."""

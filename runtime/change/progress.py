@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ls_edge.runtime.change.planner import WITNESSES, Plan
+from ls_edge.runtime.change.planner import Plan
 
 Phase = Literal["send", "accept", "follow", "cover", "leave", "switch", "end", "done"]
 
@@ -102,8 +102,8 @@ def _switch(
 
 
 def _left(plan: Plan, fleet: Mapping[str, Seen], model_id: str) -> frozenset[str]:
-    """Return the peers of the previous model, once others serve the whole next one and sources may trust them."""
+    """Return the peers of the previous model, once others serve the whole next one."""
     served = [seen.serves for seen in fleet.values() if seen.model_id == model_id and seen.serves]
     wanted = frozenset[int]().union(*(step.after for step in plan.steps))
-    is_next_whole = len(served) >= min(WITNESSES, len(fleet)) and wanted <= frozenset[int]().union(*served)
+    is_next_whole = bool(served) and wanted <= frozenset[int]().union(*served)
     return frozenset(name for name, seen in fleet.items() if is_next_whole and seen.model_id not in ("", model_id))

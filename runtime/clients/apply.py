@@ -121,7 +121,7 @@ class Applier(Sender):
         if model is None:
             if not any(welcome.bundle_id for welcome in welcomes.values()):
                 raise UsageError("no peer that answers serves a bundle; give --bundle")
-            model, _ = fetch_model(self.peers, self._keys, self._hello.name.rpartition(".")[0])
+            model = fetch_model(self.peers, self._keys, self._hello.name.rpartition(".")[0])
         new = self._new.of_model(model.num_blocks)
         announced = [[(file.version, file.digest) for file in welcome.files] for welcome in welcomes.values()]
         version = version_of(self._digest, announced)

@@ -1,8 +1,4 @@
-"""The manifest of the model that peers serve, for a source without a bundle.
-
-Its ids confirm that it is complete, but not that it is true: a dishonest peer could swap the names of classes. So two
-peers are asked if there are two, and have to agree.
-"""
+"""The manifest of the model that peers serve, for a source without a bundle."""
 
 from __future__ import annotations
 
@@ -11,10 +7,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ls_edge.core.bundle import Bundle, digest_of
-from ls_edge.core.errors import BundleError, LinkError, ModelMismatch
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, LinkError
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.text import short_id
 from ls_edge.runtime.clients.session import STEP_S, Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, MAX_MANIFEST, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair
@@ -36,19 +31,16 @@ class _Fetch:
     fault: str = ""
 
 
-def fetch_model(
-    peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0, *, one_bundle: bool = False
-) -> tuple[Bundle, tuple[str, ...]]:
-    """Ask the peers, as source ``owner``, for the manifest; return a bundle of it alone and the peers that sent it.
+def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0) -> Bundle:
+    """Ask the peers, as source ``owner``, for the manifest; return a bundle of the first one that arrives.
 
-    With ``one_bundle``, ask all that answer. Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in
-    addition to the transfer on the slowest link, or if all refuse this process; and :class:`ModelMismatch` if two peers
-    disagree, or have different bundles where there is to be one.
+    Raise :class:`LinkError` if no peer has sent one after ``wait_s``, in addition to the transfer on the slowest link,
+    or if all refuse this process.
     """
     fetches: dict[str, _Fetch] = {}
     with Client(peers, keys, owner, "observer") as client:
         began = time.monotonic()
-        first_at, tell_at = float("inf"), began + TELL_AFTER_S
+        tell_at = began + TELL_AFTER_S
         patience = peers.heartbeat.silence_ms(MAX_CHUNK) / 1e3  # a peer that stays silent for longer counts as lost
         while True:
             for name, message in client.step(STEP_S):
@@ -57,15 +49,11 @@ def fetch_model(
             now = time.monotonic()
             for name, session in client.sessions.items():
                 _ask(client, name, session, fetches, now - patience)
-            asked = ((name, fetches[name].bundle) for name in client.sessions if name in fetches)
-            found = {name: bundle for name, bundle in asked if bundle is not None}
-            first_at = min(first_at, now) if found else first_at
-            is_alone = all(one.is_hopeless(began) for name, one in client.sessions.items() if name not in found)
-            enough = len(found) >= 2 and not one_bundle
-            if enough or (found and (is_alone or now > first_at + patience)):
-                return _agreed(found, one_bundle=one_bundle)
+            for fetch in fetches.values():
+                if fetch.bundle is not None:
+                    return fetch.bundle
             whys = "; ".join(f"{name}: {_why(name, session, fetches)}" for name, session in client.sessions.items())
-            if not found and now > tell_at:
+            if now > tell_at:
                 log.warning("waiting for a model", extra={"why": whys})
                 tell_at = now + TELL_EVERY_S
             came_s = peers.heartbeat.transfer_s(sum(len(one.raw) for one in fetches.values()))
@@ -107,26 +95,6 @@ def _take(fetch: _Fetch, name: str, chunk: Chunk) -> None:
         manifest = fetch.bundle.manifest
         if (manifest.bundle_id, manifest.model_id) != (welcome.bundle_id, welcome.model_id):
             fetch.bundle, fetch.fault = None, "its manifest belongs to another bundle than it announces"
-
-
-def _agreed(found: dict[str, Bundle], *, one_bundle: bool) -> tuple[Bundle, tuple[str, ...]]:
-    digests = {name: _digest(bundle) for name, bundle in found.items()}
-    if len(set(digests.values())) > 1:
-        texts = ", ".join(f"{name} has {short_id(digest)}" for name, digest in digests.items())
-        raise ModelMismatch(f"the peers do not agree on the model and its classes: {texts}; give --bundle to trust one")
-    bundles = {name: bundle.manifest.bundle_id for name, bundle in found.items()}
-    if one_bundle and len(set(bundles.values())) > 1:
-        texts = ", ".join(f"{name} has {short_id(bundle_id)}" for name, bundle_id in bundles.items())
-        raise ModelMismatch(
-            f"the peers serve several bundles of the model and --strict-bundle is on: {texts}; give --bundle to choose "
-            "one, push one to all peers, or omit --strict-bundle"
-        )
-    return next(iter(found.values())), tuple(found)
-
-
-def _digest(bundle: Bundle) -> str:
-    """Return a digest of the parts of a manifest that are equal in all bundles of a model."""
-    return digest_of({"model": bundle.manifest.model_id, "interface": bundle.interface})
 
 
 def _why(name: str, session: Session, fetches: dict[str, _Fetch]) -> str:

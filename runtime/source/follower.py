@@ -1,7 +1,7 @@
 """Follower of the files that peers apply, so that a source takes part in a change of the fleet.
 
-A single peer must not be able to send a source elsewhere. So a source uses a file only if more than half of its linked
-peers, and at least two unless its file has only one, announce that they accept it.
+The newest file that a linked peer announces counts, and the others that peers announce, until all peers have only the
+newest one: a peer may still serve by another one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ AGAIN_S = 5.0
 
 
 class Follower:
-    """Files that the peers of a source agree on; :meth:`look` is called by the source thread."""
+    """Files that the peers of a source announce; :meth:`look` is called by the source thread."""
 
     def __init__(self, name: str, given: PeersFile, keys: KeyPair | None, use: Callable[[PeersFile], None]) -> None:
-        """Call ``use``, on another thread, with each file that the fleet agrees on."""
+        """Call ``use``, on another thread, with each file that the fleet uses."""
         self.files: tuple[FileVersion, ...] = ()
         """Files in use, the newest first: the source's own file, as version 0, until it follows another."""
         self._name, self._use = name, use
@@ -53,21 +53,13 @@ class Follower:
         Return whether to look again soon, even if the peers announce nothing new.
         """
         peers = [hello for hello in hellos if hello.role == "peer"]
-        votes: dict[bytes, list[int]] = {}
-        for hello in peers:
-            for digest, version in {file.digest: file.version for file in hello.files}.items():
-                votes.setdefault(digest, []).append(version)
-        needed = max(len(peers) // 2 + 1, min(2, len(self._present.peers)))
-        # Peers that already use a file that is applied again know it by an older version.
-        agreed = [
-            FileVersion(sorted(found)[-needed], digest) for digest, found in votes.items() if len(found) >= needed
-        ]
-        newest = max(agreed, key=lambda it: it.version, default=None)
-        if newest is None or not newest.version:
+        announced = sorted({file for hello in peers for file in hello.files}, key=lambda it: it.version)
+        if not announced or not announced[-1].version:
             return False
-        is_settled = sum({file.digest for file in hello.files} == {newest.digest} for hello in peers) >= needed
+        newest = announced[-1]
+        is_settled = all({file.digest for file in hello.files} == {newest.digest} for hello in peers)
         # During a change, a file stays in use even if the peers that have announced it are lost.
-        known = {one.digest: one for one in sorted((*self.files, *agreed), key=lambda it: it.version)}
+        known = {one.digest: one for one in sorted((*self.files, *announced), key=lambda it: it.version)}
         latest = sorted(known.values(), key=lambda it: -it.version)[:MAX_FILES]
         files = (known[newest.digest],) if is_settled else tuple(latest)
         if (files, is_settled) == (self.files, self._is_settled):

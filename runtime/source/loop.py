@@ -73,6 +73,7 @@ class SourceLoop:
         self.opened: float = time.monotonic() if before is None else before.opened
         """Time origin of events and records."""
         self._process = os.getpid()
+        self.model_id = bundle.manifest.model_id
         self._ids: Iterator[int] = itertools.count() if before is None else before._ids
         self._is_current = before is None
         manifest, alias = bundle.manifest, new_alias(name)

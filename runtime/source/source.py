@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,10 +25,11 @@ from msgspec.structs import replace
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.closing import Closing
-from ls_edge.core.errors import SourceClosed, UsageError
+from ls_edge.core.errors import LinkError, SourceClosed, UsageError
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.clients.session import source_name
 from ls_edge.runtime.protocol.codecs import CODECS
@@ -35,7 +37,7 @@ from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.loop import SourceLoop
-from ls_edge.runtime.source.model_follower import Model, ModelFollower
+from ls_edge.runtime.source.model_exchange import ModelExchange, ModelFollower
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer, RequestCounts
 from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, checked
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
     from ls_edge.runtime.peer.cores import EngineCores
     from ls_edge.runtime.source.stem_and_head import StemAndHead
     from ls_edge.runtime.transport.outbox import LinkCounts
+
+
+EXCHANGE_S = 10.0
+"""Seconds within which peers have to serve all parts of a bundle that was read again."""
 
 
 class Source(Closing):
@@ -66,7 +72,7 @@ class Source(Closing):
         """Open stem and head and dial the peers; raise the errors of bundle, engines, keys and addresses.
 
         Without a bundle, peers run stem and head and send the manifest of their model: raise :class:`LinkError` if no
-        peer sends it, and :class:`ModelMismatch` if two peers disagree.
+        peer sends it.
 
         ``on_event`` is called on the source thread with each :class:`~ls_edge.core.records.PeerEvent` and should return
         quickly. An exception that it raises is logged and has no other effect.
@@ -77,18 +83,12 @@ class Source(Closing):
         peers.check_codecs(CODECS)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
-        self.witnesses: tuple[str, ...] = ()
-        """Peers that sent the manifest to a source without a bundle. Two have to agree; a single one is trusted."""
-        self.settings.check_audit(is_thin=bundle is None)
+        self.is_thin = bundle is None
+        """Whether peers run stem and head."""
+        self.settings.check_audit(is_thin=self.is_thin)
         if bundle is None:
-            bundle, self.witnesses = fetch_model(
-                peers, keys, self.name, self.settings.model_wait_s, one_bundle=self.settings.strict_bundle
-            )
-            self.preprocess = ImageEncoder(bundle.manifest.image)
-        else:
-            from ls_edge.data.preprocess import Preprocessor
-
-            self.preprocess = Preprocessor(bundle.manifest.image)
+            bundle = fetch_model(peers, keys, self.name, self.settings.model_wait_s)
+        self.preprocess = self._preprocess_for(bundle)
         self.bundle = bundle
         """The bundle; only its manifest if that comes from the peers."""
         self.given = peers
@@ -101,11 +101,8 @@ class Source(Closing):
         self._loop = self._open_loop(bundle, on_event=on_event)
         self._next = self._loop, bundle.num_blocks
         """Loop that was opened last, and the number of blocks of its model."""
-        self._models = None
-        if self.witnesses:
-            self._models = ModelFollower(
-                self._loop, self.witnesses, fetch=self._fetch, reopen=self._reopen, use=self._use_model
-            )
+        self._models = ModelExchange(self._loop, self._reopen, self._use_model)
+        self._model_follower = ModelFollower(self._models, self._fetch) if self.is_thin else None
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
@@ -123,7 +120,7 @@ class Source(Closing):
             keys=self._keys,
             limits=self._limits,
             on_event=on_event,
-            is_thin=bool(self.witnesses),
+            is_thin=self.is_thin,
             follower=self._follower,
             before=before,
         )
@@ -137,20 +134,24 @@ class Source(Closing):
             loop.change_peers(file.within(bundle.num_blocks), self._keys)
         return loop
 
-    def _fetch(self, names: Collection[str]) -> Model:
-        """Return the model on which these peers agree."""
-        asked = replace(self._file, peers=tuple(peer for peer in self._file.peers if peer.name in names))
-        return fetch_model(asked, self._keys, self.name, one_bundle=self.settings.strict_bundle)
+    def _preprocess_for(self, bundle: Bundle) -> Callable[..., Any]:
+        if self.is_thin:
+            return ImageEncoder(bundle.manifest.image)
+        from ls_edge.data.preprocess import Preprocessor
 
-    def _use_model(self, loop: SourceLoop, model: Model) -> str:
-        """Send new requests to the loop of another model; return the id of the previous model."""
-        before = self.bundle.manifest.model_id
-        self.bundle, self.witnesses = model
-        self.preprocess = ImageEncoder(self.bundle.manifest.image)
-        self.max_skips = self.settings.skips_of(self.bundle.num_blocks)
+        return Preprocessor(bundle.manifest.image)
+
+    def _fetch(self, names: Collection[str]) -> Bundle:
+        """Return the model of these peers."""
+        asked = replace(self._file, peers=tuple(peer for peer in self._file.peers if peer.name in names))
+        return fetch_model(asked, self._keys, self.name)
+
+    def _use_model(self, loop: SourceLoop, bundle: Bundle) -> None:
+        """Send new requests to the loop of another bundle."""
+        self.bundle, self.preprocess = bundle, self._preprocess_for(bundle)
+        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._loop = loop
-        self._use(self._file.within(self.bundle.num_blocks))
-        return before
+        self._use(self._file.within(bundle.num_blocks))
 
     @property
     def counts(self) -> RequestCounts:
@@ -280,18 +281,29 @@ class Source(Closing):
         return self.audits
 
     def reload(self) -> None:
-        """Read ``peers.yaml`` and the secret key again, and use its peers, addresses and keys from now on.
+        """Read ``peers.yaml``, the secret key and the bundle again, and use them from now on.
 
         Requests in flight continue; those at a peer that was removed or has another key run elsewhere. Raise the errors
-        of the file, and :class:`UsageError` for changes that need a new source; then nothing changes.
+        of these files, :class:`UsageError` for changes that need a new source, and :class:`LinkError` if no peers serve
+        all of another bundle; then the present bundle stays in use.
         """
         peers, keys = read_again(self.given, self._keys, self.name)
         self._check_links(peers)
-        usable = peers.of_model(self.bundle.num_blocks)
+        bundle = self.bundle if self.is_thin else Bundle.open(self.bundle.folder)
+        usable = peers.of_model(bundle.num_blocks)
         self.given = self._file = peers
         self._keys = keys
         self._follower.reset(peers, keys)
-        self._use(usable)
+        if bundle.manifest == self.bundle.manifest:
+            self._use(usable)
+            return
+        self._use(peers.within(self.bundle.num_blocks))
+        end = time.monotonic() + EXCHANGE_S
+        if lacking := self._models.exchange(bundle, lambda: time.monotonic() < end, hands_over=False):
+            raise LinkError(
+                f"no peer of {peers.path} has served {name_blocks(lacking)} of the new bundle within {EXCHANGE_S:.0f} "
+                "s; apply it to the peers, and reload again"
+            )
 
     def _follow(self, peers: PeersFile) -> None:
         """Use a file on which the peers agree; raise :class:`UsageError` for changes that need a new source."""
@@ -320,7 +332,9 @@ class Source(Closing):
     def close(self) -> None:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         if self._closed.acquire(blocking=False):
-            (self._models or self._loop).close()
+            self._models.close()
+            if self._model_follower is not None:
+                self._model_follower.join()
 
 
 def _cancel_submitted(submitting: asyncio.Future[Future[Answer]]) -> None:

@@ -45,7 +45,7 @@ def test_flags_win_over_variables(command, tmp_path):
 
 @pytest.mark.usefixtures("environment")
 def test_a_variable_never_contradicts_a_flag(command, tmp_path):
-    code, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")
+    _, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")
     assert "nobody" in errors
     _, _, errors = command("bench", "bundle-that-is-missing", "--out", tmp_path / "p.json")
     assert "--peers is for" not in errors

@@ -21,7 +21,7 @@ from ls_edge.cli.command import Command, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.interrupts import ReloadRequest
-from ls_edge.cli.output import note_model, print_json
+from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
@@ -110,7 +110,6 @@ def command(
             source = stack.enter_context(
                 Source.open(file, opened, max_inflight=concurrency, model_wait_s=wait, **settings)
             )
-            note_model(source.witnesses)
             wait_for_holders(source, wait)
             at_once = 1 if any(is_live(given) for given in images) else concurrency  # flush each answer immediately
             answers = answers_in_order(source, itertools.islice(frames, limit), top, at_once, reload.take)

@@ -20,7 +20,7 @@ from ls_edge.cli.command import Command, describe, exit_code
 from ls_edge.cli.holder_check import wait_for_holders
 from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.metrics_listener import metrics_port
-from ls_edge.cli.output import note_account, note_model, warn, warn_each
+from ls_edge.cli.output import note_account, warn, warn_each
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
@@ -138,7 +138,6 @@ def command(
         settings.update(max_inflight=concurrency, model_wait_s=wait, on_event=progress.event)
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
         source = stack.enter_context(Source.open(file, opened, **settings))
-        note_model(source.witnesses)
         images = images if opened is not None else _checked(whole, limit, source.bundle)
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import SourceCollector

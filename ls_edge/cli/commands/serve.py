@@ -15,7 +15,6 @@ import click
 from ls_edge.cli import interrupts, options, source_options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
-from ls_edge.cli.output import note_model
 from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import is_loopback_host
@@ -128,7 +127,6 @@ def command(
         open_peers(peers, concurrency + queue + IDLE_CONNECTIONS)
         listener = stack.enter_context(open_listener(http, "--http"))
         service = Service(open_source(math.inf), holder_wait_s=wait, queue=queue)
-        note_model(service.source.witnesses)
         stack.callback(service.close)
         application = Api(service, access, Bodies(max_body), access_log=access_log).application
         stop = stack.enter_context(interrupts.StopRequest())
