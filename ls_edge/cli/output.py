@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,3 @@ def note_account(account: Mapping[str, Any]) -> None:
     from ls_edge.data.datasets import describe
 
     click.echo(describe(account), err=True)
-
-
-def note_model(witnesses: Sequence[str]) -> None:
-    """Name the peers whose model a source without a bundle uses; print nothing if it has a bundle."""
-    if len(witnesses) > 1:
-        click.echo(f"ls-edge: the model comes from {' and '.join(witnesses)}, which agree on it", err=True)
-    elif witnesses:
-        warn(f"the model comes from {witnesses[0]} alone; no other peer has confirmed it")

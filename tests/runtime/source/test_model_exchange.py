@@ -1,15 +1,17 @@
 """A source without a bundle follows the model of its peers without delay, and the next model's peers with it."""
 
+import shutil
 import threading
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.source.model_follower import ModelFollower
+from ls_edge.runtime.source.model_exchange import ModelExchange, ModelFollower
 from ls_edge.runtime.source.requests import WaitingLine
 from ls_edge.runtime.source.source import Source
 from tests.data import bombs
@@ -35,7 +37,7 @@ class Monitor:
 
 def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(monkeypatch, wait_until):
     """Both peers that served it are killed; the next ones must not wait for the end of a pause."""
-    monkeypatch.setattr("ls_edge.runtime.source.model_follower.AGAIN_S", 3600.0)
+    monkeypatch.setattr("ls_edge.runtime.source.model_exchange.AGAIN_S", 3600.0)
     asked, line = [], WaitingLine(1, lambda _inflight, _alone: None)
 
     def fetch(names):
@@ -43,8 +45,8 @@ def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(
         raise LinkError("they have gone")
 
     monitor = Monitor()
-    loop = SimpleNamespace(monitor=monitor, requests=SimpleNamespace(line=line), is_own_thread=False)
-    follower = ModelFollower(loop, ("a", "b"), fetch=fetch, reopen=lambda *_: None, use=lambda *_: "")
+    loop = loop_of(monitor, line.close, line)
+    follower = ModelFollower(ModelExchange(loop, lambda *_: None, lambda *_: None), fetch)
     monitor.set({"a": "next", "b": "next"})
     wait_until(lambda: asked == [["a", "b"]])
     monitor.set({"b": "next", "c": "next"})
@@ -55,38 +57,53 @@ def test_a_model_that_could_not_be_fetched_is_asked_for_again_when_peers_change(
     assert not follower._thread.is_alive()
 
 
-def test_a_loop_that_replaces_another_one_while_that_is_closed_is_closed_too():
-    model, used = SimpleNamespace(manifest=SimpleNamespace(bundle_id="next")), threading.Event()
+def loop_of(monitor, close, line=None):
+    requests = SimpleNamespace(line=line or WaitingLine(1, lambda _inflight, _alone: None))
+    return SimpleNamespace(
+        monitor=monitor, requests=requests, is_own_thread=False, close=close, succeed=lambda _: None, model_id="m"
+    )
 
-    def loop_of(monitor, close):
-        requests = SimpleNamespace(line=WaitingLine(1, lambda _inflight, _alone: None))
-        return SimpleNamespace(
-            monitor=monitor, requests=requests, is_own_thread=False, close=close, succeed=lambda _: None
-        )
 
-    def close_first():
-        if not is_closing.is_set():
-            is_closing.set()
-            after.monitor.set({}, missing=())
-            assert used.wait(10)
-            follower._thread.join(0.2)  # it has ended, or follows the next loop
-            first.requests.line.close()
+def test_an_exchange_that_is_given_up_closes_the_loop_of_the_next_model():
+    ended = []
+    first, after = (loop_of(Monitor(), lambda name=name: ended.append(name)) for name in ("first", "after"))
+    models = ModelExchange(first, lambda *_: after, lambda *_: None)
+    bundle = SimpleNamespace(manifest=SimpleNamespace(bundle_id="next"))
+    assert models.exchange(bundle, lambda: False, hands_over=False) == (0,)
+    assert (models.loop, ended) == (first, ["after"])
+    after.monitor.set({}, missing=())
+    assert models.exchange(bundle, lambda: False, hands_over=False) == ()
+    assert models.loop is after
+    models.close()
+    assert sorted(ended) == ["after", "after", "first"]
 
-    def use(_loop, _model):
-        used.set()
-        return "first"
 
-    def reopen(_bundle, _before):
-        is_reopened.set()
-        return after
-
-    is_closing, is_reopened, is_closed = (threading.Event() for _ in range(3))
-    first, after = loop_of(Monitor(), close_first), loop_of(Monitor(), is_closed.set)
-    follower = ModelFollower(first, ("a", "b"), fetch=lambda _: (model, ("a", "b")), reopen=reopen, use=use)
-    first.monitor.set({"a": "next", "b": "next"})
-    assert is_reopened.wait(10)
-    follower.close()
-    assert is_closed.wait(10)
+def test_a_reload_answers_with_another_bundle_and_loses_no_request(
+    write_peers, serve, tiny_bundle, other_bundle, tmp_path, images
+):
+    """The peers change their model one by one; a bundle that no peer serves changes nothing."""
+    folder = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    file = load_peers(write_peers({"a": "0-5", "b": "0-5"}))
+    first = Peer(file, "a", Bundle.open(tiny_bundle))
+    serving = threading.Thread(target=first.serve)
+    serving.start()
+    with Source.open(file, folder, budget_ms=20_000) as source:
+        futures = [source.submit(image) for image in images(8)]
+        shutil.rmtree(folder)
+        shutil.copytree(other_bundle, folder)
+        serve(Peer(file, "b", Bundle.open(other_bundle)))
+        source.reload()
+        assert source.bundle.manifest == Bundle.open(other_bundle).manifest
+        assert len({future.result(30).request for future in [*futures, *map(source.submit, images(8))]}) == 16
+        before = source.bundle.manifest.model_id
+        shutil.rmtree(folder)
+        shutil.copytree(tiny_bundle, folder)
+        first.stop()
+        serving.join(10)
+        with pytest.raises(LinkError, match=r"no peer of .* has served blocks 0-5 of the new bundle within"):
+            source.reload()
+        assert source.bundle.manifest.model_id == before
+        assert source.submit(images(1)[0]).result(30).classes == source.bundle.manifest.classes
 
 
 def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bundle, other_bundle, wait_until):
@@ -96,14 +113,12 @@ def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bun
     serving = threading.Thread(target=first.serve)
     serving.start()
     with Source.open(file, budget_ms=30_000) as source:
-        assert source.witnesses == ("a",)
         assert source.submit(bombs.flat(40, "JPEG")).result(30).classes == source.bundle.manifest.classes
         first.stop()
         serving.join(10)
         serve(Peer(file, "a", Bundle.open(other_bundle)))
         answer = source.submit(bombs.flat(40, "JPEG")).result(30)
         assert answer.classes == Bundle.open(other_bundle).manifest.classes
-        assert source.witnesses == ("a",)
 
 
 def test_a_loop_that_waits_for_the_next_model_follows_files(write_peers, serve, tiny_bundle, other_bundle, wait_until):

@@ -164,7 +164,7 @@ def test_only_plain_files_are_read(store, tiny_bundle, make):
     store.switch(manifest)
     (store.folder / "files" / manifest).unlink()
     make(store.folder / "files" / manifest)
-    with pytest.raises(BundleError, match="is missing or damaged; push the bundle again"):
+    with pytest.raises(BundleError, match="is missing or damaged; apply the bundle again"):
         store.open_active()
 
 

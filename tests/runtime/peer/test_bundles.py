@@ -1,0 +1,169 @@
+"""The files, the bundle and the engines that a peer with a store serves next."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, EngineError, LinkError, UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.change.record import AppliedFile
+from ls_edge.runtime.peer.bundles import StoredBundle
+from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
+from ls_edge.runtime.routing.state.events import Warm
+from ls_edge.runtime.store.store import Store
+
+
+class Executor:
+    """Engines that open, or do not."""
+
+    def __init__(self, found):
+        self.found, self.is_closed = found, False
+
+    def load(self):
+        return self.found
+
+    def close(self):
+        self.is_closed = True
+
+
+class Board:
+    """A store of a peer with blocks 1 and 4, and the setup that it serves."""
+
+    def __init__(self, folder, file, keys):
+        entry = file.peer("a")
+        self.store = Store(folder, entry.blocks)
+        self.setup = PeerSetup(file, entry, keys["a"], EngineCores.of(file, entry), PeerSettings())
+        self.executors, self.found = [], Warm({1: 0, 4: 0})
+        self.bundles = StoredBundle(self.store, self.setup, lambda: self.setup, lambda _: False, self._executor_of)
+
+    def _executor_of(self, _setup):
+        self.executors.append(Executor(self.found))
+        return self.executors[-1]
+
+    def apply(self, path, version, *, is_accepted=False):
+        """Put a file into the store, as the present one or as one that is accepted; return it."""
+        raw = path.read_bytes()
+        file = AppliedFile(version, hashlib.sha256(raw).hexdigest())
+        self.store.folder.joinpath("files", file.digest).write_bytes(raw)
+        if is_accepted:
+            self.store.accept(file, self.bundles.given)
+        else:
+            self.store.switch(self.store.record.active, file)
+        return file
+
+    def fill(self, bundle):
+        """Serve a bundle from the store."""
+        self.store.switch(self.store.fill(bundle))
+        return self.bundles.next()
+
+
+@pytest.fixture
+def board(tmp_path, file, keys):
+    made = Board(tmp_path / "store", file, keys)
+    yield made
+    made.bundles.close()
+
+
+@pytest.fixture
+def other_file(file, tmp_path):
+    """Write a copy of the file with another entry of the peer."""
+
+    def write(old, new, name="other.yaml"):
+        text = file.path.read_text()
+        assert old in text
+        path = tmp_path / name
+        path.write_text(text.replace(old, new))
+        return path
+
+    return write
+
+
+def test_applied_files_are_used_instead_of_the_given_one(board, other_file, tiny_bundle):
+    assert board.bundles.adopt(board.setup) is board.setup
+    board.fill(Bundle.open(tiny_bundle))
+    board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
+    board.apply(other_file("blocks: [1, 4]", "blocks: [4]", "next.yaml"), 3, is_accepted=True)
+    adopted = board.bundles.adopt(board.setup)
+    assert [set(one.peer("a").blocks) for one in (adopted.peers, *adopted.newer)] == [{1}, {4}]
+    assert board.bundles.read_again(board.setup).peers == adopted.peers
+
+
+def test_a_damaged_applied_file_leaves_the_given_one(board, other_file, tiny_bundle, caplog):
+    board.fill(Bundle.open(tiny_bundle))
+    file = board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
+    board.store.folder.joinpath("files", file.digest).write_bytes(b"damaged")
+    assert board.bundles.adopt(board.setup).peers == board.setup.peers
+    assert "the applied peers.yaml cannot be used" in caplog.text
+
+
+def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_bundle):
+    bundle = Bundle.open(tiny_bundle)
+    board.fill(bundle)
+    offered = board.apply(other_file("blocks: [1, 4]", "blocks: [2]"), 2, is_accepted=True)
+    assert set(board.bundles.parts_of(bundle, offered)) == {2}
+    assert set(board.bundles.parts_of(bundle, None)) == {1, 4}
+    nobody = board.apply(other_file("may_push: true", "may_push: false"), 3, is_accepted=True)
+    with pytest.raises(UsageError, match="the fleet could not be changed again"):
+        board.bundles.parts_of(bundle, nobody)
+    key = board.setup.entry.public_key
+    removed = board.apply(other_file("name: a\n", "name: b\n", "removed.yaml"), 4, is_accepted=True)
+    assert board.bundles.parts_of(bundle, removed) == ()
+    changed = board.apply(other_file(key, "x" * 40, "key.yaml"), 5, is_accepted=True)
+    with pytest.raises(LinkError, match="key"):
+        board.bundles.parts_of(bundle, changed)
+
+
+@pytest.mark.parametrize(
+    ("found", "memory", "is_used"),
+    [(Warm({1: 0, 4: 0}), None, True), (EngineError("no memory"), None, False), (None, (8.0, 0.0), False)],
+    ids=["open", "fail", "no memory"],
+)
+def test_next_engines_are_open_before_the_switch_where_that_works(
+    board, tiny_bundle, monkeypatch, found, memory, is_used
+):
+    monkeypatch.setattr("ls_edge.runtime.peer.bundles.memory_gib", lambda: memory)
+    monkeypatch.setattr("ls_edge.runtime.peer.bundles.has_nvidia", lambda: False)
+    board.found = found
+    bundle = Bundle.open(tiny_bundle)
+    list(board.bundles.build(bundle, None, lambda *_: None))
+    setup = board.setup.of_model(bundle)
+    executor = board.bundles.opened_for(setup)
+    assert (executor is not None) == is_used
+    assert len(board.executors) == (memory is None)
+    if is_used:
+        assert board.bundles.opened_for(setup) is None  # they are used once
+        list(board.bundles.build(bundle, None, lambda *_: None))
+        other = replace(setup, entry=setup.peers.peer("a"), bundle=Bundle(bundle.folder, bundle.manifest))
+        other.bundle.manifest = None
+        assert board.bundles.opened_for(other) is None
+        assert board.executors[-1].is_closed
+
+
+def test_a_setup_is_limited_to_the_parts_that_are_there(board, tiny_bundle):
+    bundle = board.fill(Bundle.open(tiny_bundle))
+    setup = board.setup.of_model(bundle)
+    assert board.bundles.limited(setup) == setup
+    (board.store.folder / "files" / bundle.part("block 4").sha256).unlink()
+    assert set(board.bundles.limited(setup).entry.blocks) == {1}
+    assert "its store lacks block 4" in board.bundles.installer.lacking
+    (board.store.folder / "files" / bundle.part("block 1").sha256).unlink()
+    with pytest.raises(BundleError, match="its store lacks blocks 1, 4"):
+        board.bundles.limited(setup)
+
+
+def test_only_a_fault_of_bundle_or_file_gives_them_up(board, other_file, tiny_bundle):
+    board.fill(Bundle.open(tiny_bundle))
+    board.store.confirm(board.store.record.active)
+    with pytest.raises(EngineError):
+        board.bundles.give_up(EngineError("the driver is gone"))
+    board.bundles.give_up(BundleError("block 1 is damaged"))
+    assert board.bundles.next() is None  # its only bundle waits for another one
+    board.fill(Bundle.open(tiny_bundle))
+    board.store.confirm(board.store.record.active)
+    board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
+    board.bundles.give_up(LinkError("no interface has its address"))
+    assert board.store.record.reason.startswith("went back to the previous peers.yaml: no interface")
+    assert load_peers(board.setup.peers.path).peer("a") == board.bundles.adopt(board.setup).entry
