@@ -148,10 +148,17 @@ class Observer(Client):
         Raise :class:`LinkError` with the reason if it has not arrived after ``seconds``.
         """
         found = self._ask([name], Inspect(round(duration * 1e3)), seconds)[name]
-        if isinstance(found, str) or not found.profile:
+        if isinstance(found, str) or not found.document:
             why = found if isinstance(found, str) else "; ".join(row.detail for row in found.rows)
             raise LinkError(f"{name}: {one_line(why) or 'it is an older version of ls-edge, which does not measure'}")
-        return found.profile
+        return found.document
+
+    def events(self, seconds: float) -> Mapping[str, str]:
+        """Return the latest events of routing of all peers, or the reason why there are none."""
+        found = self._ask(list(self.sessions), Inspect(events=True), seconds)
+        return {
+            name: one if isinstance(one, str) else one.document.decode(errors="replace") for name, one in found.items()
+        }
 
     def _ask(self, names: Sequence[str], message: Inspect, seconds: float) -> dict[str, Findings | str]:
         """Send a message to peers, on each new link; return the answers, or the reasons why there are none."""

@@ -24,7 +24,7 @@ from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.inspector import Inspector
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.peer.threads import LoopThreads
-from ls_edge.runtime.protocol.messages import MAX_PROFILE, MINOR, Hello
+from ls_edge.runtime.protocol.messages import MAX_DOCUMENT, MINOR, Findings, Hello, Inspect
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.routing.state.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
@@ -145,9 +145,13 @@ class Incarnation:
                 if self._inspector is not None:
                     self._inspector.close(0.0)
 
-    def _inspect(self, name: str, measure_ms: int) -> None:
+    def _inspect(self, name: str, asked: Inspect) -> None:
         assert self._inspector is not None
-        self._inspector.ask(name, measure_ms)
+        if asked.events:
+            events = "\n".join(self.machine.recent_events()).encode()[-MAX_DOCUMENT:]
+            self.node.send_to(name, Findings((), events.partition(b"\n")[2]))
+        else:
+            self._inspector.ask(name, asked.measure_ms)
 
     def _measure(self, seconds: float) -> bytes:
         """Time the engines, one call at a time between the calls of requests; return the JSON document."""
@@ -170,9 +174,9 @@ class Incarnation:
             done.result(_ENGINE_WITHIN_S)
 
         found = msgspec.json.encode(self.executor.profile(bundle, seconds, call))
-        if len(found) > MAX_PROFILE:
+        if len(found) > MAX_DOCUMENT:
             raise EngineError(
-                f"the profile has {len(found)} bytes, at most {MAX_PROFILE} can be sent; run 'ls-edge bench' there"
+                f"the profile has {len(found)} bytes, at most {MAX_DOCUMENT} can be sent; run 'ls-edge bench' there"
             )
         return found
 

@@ -64,10 +64,10 @@ class Inspector(Worker[tuple[int, Findings]]):
     def _look(self, measure_ms: int) -> tuple[int, Findings]:
         """Check or measure; a peer that leaves meanwhile does not wait for it."""
         rows: Sequence[FindingRow] = ()
-        profile = b""
+        document = b""
         try:
             if measure_ms:
-                profile = self._measure(measure_ms / 1e3)
+                document = self._measure(measure_ms / 1e3)
             else:
                 rows = self._examine()
         except LsEdgeError as error:
@@ -76,4 +76,4 @@ class Inspector(Worker[tuple[int, Findings]]):
             log.exception("the check of this machine failed")
             rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error}", "run 'ls-edge doctor' there")]
         short = [FindingRow(*(one_line(text, MAX_TEXT) for text in msgspec.structs.astuple(row))) for row in rows]
-        return measure_ms, Findings(tuple(short[:MAX_FINDINGS]), profile)
+        return measure_ms, Findings(tuple(short[:MAX_FINDINGS]), document)

@@ -31,8 +31,8 @@ MAX_FILES = 8
 MAX_BEHIND = 64
 MAX_FINDINGS = 64
 MAX_MEASURE_MS = 60_000
-MAX_PROFILE = 60_000
-"""Limit on a measurement in FINDINGS, in bytes."""
+MAX_DOCUMENT = 60_000
+"""Limit on the document in FINDINGS, in bytes."""
 MAX_FILE = 2**40
 MAX_EXPLANATION = 4096
 """Limit on the explanation in a COMPLAINT, in characters."""
@@ -431,18 +431,20 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inspect(_Message, frozen=True, tag="inspect"):
-    """Request of an observer or pusher to check the machine as ``ls-edge doctor`` does, or to time its engines."""
+    """Request of an observer or pusher to check the machine as ``ls-edge doctor`` does, or for a document."""
 
     measure_ms: Annotated[int, Meta(ge=0, le=MAX_MEASURE_MS)] = 0
     """Time to spend on engines at each batch size; 0 checks the machine."""
+    events: bool = False
+    """Whether to send the latest events of routing, instead of checking the machine."""
 
 
 class Findings(_Message, frozen=True, tag="findings"):
     """Reply to INSPECT."""
 
     rows: Annotated[tuple[FindingRow, ...], Meta(max_length=MAX_FINDINGS)]
-    profile: Annotated[bytes, Meta(max_length=MAX_PROFILE)] = b""
-    """Requested measurement as the JSON document of ``ls-edge bench --out``; empty if it failed."""
+    document: Annotated[bytes, Meta(max_length=MAX_DOCUMENT)] = b""
+    """Measurement as the JSON document of ``ls-edge bench --out``, or events as text; empty if that failed."""
 
 
 PushMessage = Offer | Chunk | Install

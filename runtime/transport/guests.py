@@ -61,11 +61,11 @@ class Guests:
         send: Callable[[str, Message], object],
         state: Callable[[str], State],
         installer: TakesBundles | None,
-        inspect: Callable[[str, int], None] | None,
+        inspect: Callable[[str, Inspect], None] | None,
     ) -> None:
         """Pass pushed bundles to ``installer``, and requests to check the machine to ``inspect``.
 
-        ``inspect`` gets the name of the guest, and the milliseconds of a measurement.
+        ``inspect`` gets the name of the guest, and its message.
         """
         self.installer = installer
         self._linked, self._manifest = linked, manifest
@@ -97,7 +97,7 @@ class Guests:
         elif isinstance(message, Inspect):
             if role is None or self._inspect is None:
                 raise WireError(f"inspect from {name}, which is not an observer; dropped")
-            self._inspect(name, message.measure_ms)
+            self._inspect(name, message)
         else:
             raise WireError(f"{kind} from the {role} {name}, which may not route; dropped")
 

@@ -28,6 +28,7 @@ from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
     Bye,
     Hello,
+    Inspect,
     Message,
     State,
     Welcome,
@@ -223,7 +224,7 @@ class Node:
         hello: Callable[[], Hello],
         state: Callable[[str], State],
         installer: TakesBundles | None = None,
-        inspect: Callable[[str, int], None] | None = None,
+        inspect: Callable[[str, Inspect], None] | None = None,
     ) -> None:
         """Listen and dial; call ``execute`` for instructions that do not concern links.
 

@@ -21,6 +21,7 @@ from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.files import write_output
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
@@ -49,6 +50,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
+@options.output("--events", "File to write the latest events of the peers' routing to, to explain an odd answer.")
 @options.flag("--watch", "Look again every second, until Ctrl-C; with --json, a line for each look.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
 @options.JSON
@@ -57,6 +59,7 @@ def command(
     secret_key: Path | None,
     bundle: Path | None,
     check: bool,
+    events: Path | None,
     watch: bool,
     wait: float,
     as_json: bool,
@@ -82,6 +85,9 @@ def command(
         if watch:
             _watch(observer, opened, file, wait, as_json=as_json)
         found = look(observer, opened, wait)
+        if events is not None:
+            lines = [f"{name} {line}" for name, text in observer.events(wait).items() for line in text.splitlines()]
+            write_output(events, "\n".join([*lines, ""]))
     if as_json:
         print_json(document_of(found))
     else:

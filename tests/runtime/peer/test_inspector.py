@@ -71,7 +71,7 @@ def test_different_questions_are_answered_one_after_the_other(wait_until, new_ma
     machine.go.set()
     wait_until(lambda: machine.has_sent(2), what="both answers")
     assert machine.calls == ["check", 1.5]
-    assert machine.sent[1][1].profile == b"{}"
+    assert machine.sent[1][1].document == b"{}"
 
 
 @pytest.mark.parametrize(
