@@ -53,13 +53,13 @@ class Follower:
         Return whether to look again soon, even if the peers announce nothing new.
         """
         peers = [hello for hello in hellos if hello.role == "peer"]
-        announced = sorted({file for hello in peers for file in hello.files}, key=lambda it: it.version)
-        if not announced or not announced[-1].version:
+        applied = {file for hello in peers for file in hello.files if file.version}
+        if not applied:
             return False
-        newest = announced[-1]
+        newest = max(applied, key=lambda it: it.version)
         is_settled = all({file.digest for file in hello.files} == {newest.digest} for hello in peers)
         # During a change, a file stays in use even if the peers that have announced it are lost.
-        known = {one.digest: one for one in sorted((*self.files, *announced), key=lambda it: it.version)}
+        known = {one.digest: one for one in sorted((*self.files, *applied), key=lambda it: it.version)}
         latest = sorted(known.values(), key=lambda it: -it.version)[:MAX_FILES]
         files = (known[newest.digest],) if is_settled else tuple(latest)
         if (files, is_settled) == (self.files, self._is_settled):

@@ -81,15 +81,17 @@ class StemAndHead:
 
 def _not_finite(inflight: InFlightRequest) -> NotFinite:
     """Return the error of a request whose tokens or logits are not finite although its input was finite."""
+    holders: list[str] = []
     if inflight.answered is None:
         why = f"the stem returned NaN or infinity for {inflight.name or 'the image'}; check the values of the image"
     else:
-        holders = ", ".join(itinerary_holders(inflight.answered.itinerary)) or "no peer"
+        holders = itinerary_holders(inflight.answered.itinerary)
         why = (
-            f"the head returned NaN or infinity for the tokens of {holders}; check these peers, and the bundle with "
+            "the head returned NaN or infinity for the tokens of "
+            f"{', '.join(holders) or 'no peer'}; check these peers, and the bundle with "
             "'ls-edge verify'"
         )
-    return NotFinite(f"request {inflight.request}: {why}")
+    return NotFinite(f"request {inflight.request}: {why}", holders=tuple(holders))
 
 
 def _is_over(inflight: InFlightRequest) -> bool:

@@ -209,6 +209,7 @@ class Listener:
             )
             raise (AddressMissing if error.errno == zmq.EADDRNOTAVAIL else LinkError)(why) from None
         bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._port = int(bound.rpartition(":")[2])
         if is_loopback(bound) and not is_loopback(address):
             why = f"{address} is {bound} here, which others cannot reach; add 'bind: tcp://0.0.0.0:PORT' in peers.yaml"
             log.warning("listening on the loopback only", extra={"address": address, "why": why})
@@ -256,14 +257,14 @@ class Listener:
             del self.hung_up[next(iter(self.hung_up))]
         descriptor = self.descriptor_of.get(link)
         if descriptor is not None:
-            abort(descriptor)  # after shutdown() libzmq would still read
+            abort(descriptor, self._port)  # after shutdown() libzmq would still read
 
     def hang_up_others(self, kept: Collection[Link]) -> None:
         """End all connections but the links ``kept``, also those that have not sent a message."""
         for link in self.descriptor_of.keys() - kept:
             self.hang_up(link)
         for descriptor in self._accepted - self._links_at.keys():
-            abort(descriptor)
+            abort(descriptor, self._port)
 
 
 class Dialer:

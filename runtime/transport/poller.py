@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import os
 import selectors
 import socket
 import time
@@ -124,9 +123,16 @@ class Waker:
         self._theirs.close()
 
 
-def abort(descriptor: int) -> None:
-    """End both directions of a connection, as an error, and free its port immediately."""
+def abort(descriptor: int, port: int) -> bool:
+    """End both directions of the connection that a listener on ``port`` accepted, as an error; return whether it did.
+
+    libzmq may have closed the descriptor, whose number then belongs to something else in this process.
+    """
+    ends = _ends_of(descriptor)
+    if ends is None or ends[0][1] != port:
+        return False
     _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
+    return True
 
 
 def abort_if_to_itself(descriptor: int) -> bool:
@@ -134,8 +140,21 @@ def abort_if_to_itself(descriptor: int) -> bool:
 
     TCP allows that if the port of a dead local process is dialed from the same port, which it would then keep in use.
     """
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connected:
-        if connected.getsockname() == connected.getpeername():
-            abort(connected.fileno())
-            return True
-    return False
+    ends = _ends_of(descriptor)
+    return ends is not None and ends[0] == ends[1] and abort(descriptor, ends[0][1])
+
+
+def _ends_of(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """Return the addresses of both ends of a TCP connection; None if the descriptor is nothing of the kind."""
+    try:
+        connected = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if connected.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        return connected.getsockname()[:2], connected.getpeername()[:2]
+    except OSError:
+        return None
+    finally:
+        connected.detach()  # it belongs to libzmq

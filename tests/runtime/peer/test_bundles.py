@@ -3,7 +3,9 @@
 import hashlib
 from dataclasses import replace
 
+import msgspec
 import pytest
+import yaml
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, EngineError, LinkError, UsageError
@@ -69,13 +71,14 @@ def board(tmp_path, file, keys):
 
 @pytest.fixture
 def other_file(file, tmp_path):
-    """Write a copy of the file with another entry of the peer."""
+    """Write a copy of the file with other values in the entry of the peer, or of the source that may push."""
 
-    def write(old, new, name="other.yaml"):
-        text = file.path.read_text()
-        assert old in text
+    def write(name, *, may_push=True, **values):
+        document = yaml.safe_load(file.path.read_text())
+        document["peers"][0] |= values
+        document["sources"][0]["may_push"] = may_push
         path = tmp_path / name
-        path.write_text(text.replace(old, new))
+        path.write_text(yaml.safe_dump(document))
         return path
 
     return write
@@ -84,8 +87,8 @@ def other_file(file, tmp_path):
 def test_applied_files_are_used_instead_of_the_given_one(board, other_file, tiny_bundle):
     assert board.bundles.adopt(board.setup) is board.setup
     board.fill(Bundle.open(tiny_bundle))
-    board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
-    board.apply(other_file("blocks: [1, 4]", "blocks: [4]", "next.yaml"), 3, is_accepted=True)
+    board.apply(other_file("one.yaml", blocks=[1]), 2)
+    board.apply(other_file("next.yaml", blocks=[4]), 3, is_accepted=True)
     adopted = board.bundles.adopt(board.setup)
     assert [set(one.peer("a").blocks) for one in (adopted.peers, *adopted.newer)] == [{1}, {4}]
     assert board.bundles.read_again(board.setup).peers == adopted.peers
@@ -93,25 +96,24 @@ def test_applied_files_are_used_instead_of_the_given_one(board, other_file, tiny
 
 def test_a_damaged_applied_file_leaves_the_given_one(board, other_file, tiny_bundle, caplog):
     board.fill(Bundle.open(tiny_bundle))
-    file = board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
+    file = board.apply(other_file("one.yaml", blocks=[1]), 2)
     board.store.folder.joinpath("files", file.digest).write_bytes(b"damaged")
     assert board.bundles.adopt(board.setup).peers == board.setup.peers
     assert "the applied peers.yaml cannot be used" in caplog.text
 
 
-def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_bundle):
+def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_bundle, keys):
     bundle = Bundle.open(tiny_bundle)
     board.fill(bundle)
-    offered = board.apply(other_file("blocks: [1, 4]", "blocks: [2]"), 2, is_accepted=True)
+    offered = board.apply(other_file("two.yaml", blocks=[2]), 2, is_accepted=True)
     assert set(board.bundles.parts_of(bundle, offered)) == {2}
     assert set(board.bundles.parts_of(bundle, None)) == {1, 4}
-    nobody = board.apply(other_file("may_push: true", "may_push: false"), 3, is_accepted=True)
+    nobody = board.apply(other_file("nobody.yaml", may_push=False), 3, is_accepted=True)
     with pytest.raises(UsageError, match="the fleet could not be changed again"):
         board.bundles.parts_of(bundle, nobody)
-    key = board.setup.entry.public_key
-    removed = board.apply(other_file("name: a\n", "name: b\n", "removed.yaml"), 4, is_accepted=True)
+    removed = board.apply(other_file("removed.yaml", name="b"), 4, is_accepted=True)
     assert board.bundles.parts_of(bundle, removed) == ()
-    changed = board.apply(other_file(key, "x" * 40, "key.yaml"), 5, is_accepted=True)
+    changed = board.apply(other_file("key.yaml", public_key=keys["camera"].public.decode()), 5, is_accepted=True)
     with pytest.raises(LinkError, match="key"):
         board.bundles.parts_of(bundle, changed)
 
@@ -136,9 +138,8 @@ def test_next_engines_are_open_before_the_switch_where_that_works(
     if is_used:
         assert board.bundles.opened_for(setup) is None  # they are used once
         list(board.bundles.build(bundle, None, lambda *_: None))
-        other = replace(setup, entry=setup.peers.peer("a"), bundle=Bundle(bundle.folder, bundle.manifest))
-        other.bundle.manifest = None
-        assert board.bundles.opened_for(other) is None
+        other = Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, model="another"))
+        assert board.bundles.opened_for(replace(setup, bundle=other)) is None
         assert board.executors[-1].is_closed
 
 
@@ -163,7 +164,7 @@ def test_only_a_fault_of_bundle_or_file_gives_them_up(board, other_file, tiny_bu
     assert board.bundles.next() is None  # its only bundle waits for another one
     board.fill(Bundle.open(tiny_bundle))
     board.store.confirm(board.store.record.active)
-    board.apply(other_file("blocks: [1, 4]", "blocks: [1]"), 2)
+    board.apply(other_file("one.yaml", blocks=[1]), 2)
     board.bundles.give_up(LinkError("no interface has its address"))
     assert board.store.record.reason.startswith("went back to the previous peers.yaml: no interface")
     assert load_peers(board.setup.peers.path).peer("a") == board.bundles.adopt(board.setup).entry

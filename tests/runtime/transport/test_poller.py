@@ -1,0 +1,26 @@
+"""Connections are ended by their descriptor, which may belong to somebody else by then."""
+
+import os
+import socket
+
+from ls_edge.runtime.transport.poller import abort, abort_if_to_itself
+
+
+def test_descriptors_of_others_are_left_alone():
+    before = set(os.listdir("/proc/self/fd"))
+    reading, writing = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as ours:
+        accepted, _ = listening.accept()
+        with accepted:
+            port = ours.getsockname()[1]
+            for descriptor in (reading, writing, ours.fileno(), accepted.fileno(), 9999):
+                assert not abort_if_to_itself(descriptor)
+                assert not abort(descriptor, port + 1 if descriptor == ours.fileno() else port)
+            accepted.sendall(b"x")
+            assert ours.recv(1) == b"x"
+            assert abort(accepted.fileno(), listening.getsockname()[1])
+            assert ours.recv(1) == b""
+    os.close(writing)
+    assert os.read(reading, 1) == b""  # no duplicate keeps it open
+    os.close(reading)
+    assert set(os.listdir("/proc/self/fd")) == before
