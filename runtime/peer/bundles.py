@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, TimeoutError  # noqa: A004  another class than the built-in one on Python 3.10
 from dataclasses import replace
 
 import msgspec
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, EngineError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.text import name_blocks
-from ls_edge.device.hardware import has_nvidia, memory_gib
-from ls_edge.device.worker import Worker
-from ls_edge.engines.cuda.memory import free_bytes
-from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.opening import OnStep, build_engines
 from ls_edge.runtime.change.record import AppliedFile
-from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.routing.state.events import Warm
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import load_secret
 from ls_edge.runtime.transport.zap import curve_of, read_again
 
 log = logging.getLogger("ls_edge.runtime")
-
-MEMORY_PER_BYTE = 4
-"""Free memory that engines next to the present ones need, per byte of their files. A ViT-Ti needed 1.4 and 2.5 bytes
-for each byte of its float32 blocks, at batch sizes 1 and 8."""
-OPEN_WITHIN_S = 60.0
-"""Limit on opening the next engines, half of the time for which a push waits without progress."""
 
 
 class StoredBundle:
@@ -48,21 +34,12 @@ class StoredBundle:
         given: PeerSetup,
         present: Callable[[], PeerSetup],
         use: Callable[[PeerSetup], bool],
-        executor_of: Callable[[PeerSetup], BlockExecutor],
     ) -> None:
         """Serve from a store; ``given`` has the file with which the peer was started.
 
         ``present()`` returns the present setup, and ``use(setup)`` uses the files of another one; it returns whether
-        the peer has to reopen instead. ``executor_of(setup)`` returns an executor without engines.
+        the peer has to reopen instead.
         """
-        self._executor_of = executor_of
-        self._opened: tuple[PeerSetup, BlockExecutor] | None = None
-        """Next setup, and its engines that are warm."""
-        self._opening: Future[Warm | LsEdgeError] | None = None
-        """Result of the latest attempt to open the next engines."""
-        # Not on the store's thread, whose low priority the threads of an engine library would inherit.
-        with given.cores.on_engine():
-            self._loader: Worker[None] = Worker(f"next of {given.entry.name}", lambda: None)
         self._store, self._given, self._present, self._use = store, given.peers, present, use
         self.installer = Installer(store, given.entry.name, self)
         self._note_file()
@@ -123,7 +100,7 @@ class StoredBundle:
         return () if setup is None else setup.of_model(bundle).entry.blocks
 
     def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
-        """Build the engines of these parts, one at a time; then open and warm them if the peer has to reopen."""
+        """Build the engines of these parts, one at a time."""
         setup = self._offered(file)
         if setup is None:
             return
@@ -138,58 +115,10 @@ class StoredBundle:
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=on_step,
         )
-        if self._served is None or bundle.manifest != self._served.manifest or self._present().needs_reopening(setup):
-            self._open(setup)
-
-    def _open(self, setup: PeerSetup) -> None:
-        """Open the engines of the next setup while the peer still serves the present one, if memory allows.
-
-        Otherwise, they are opened at the switch, which then takes longer.
-        """
-        self.forget()
-        assert setup.bundle is not None
-        parts = {setup.bundle.part(part_name(part)) for part in setup.entry.blocks}  # some may share a file
-        size = sum({part.sha256: part.bytes for part in parts}.values())
-        is_short = any(free < size * MEMORY_PER_BYTE for free in _free_memory())
-        is_busy = self._opening is not None and not self._opening.done()  # an engine library hangs
-        if is_short or is_busy or setup.cores != self._present().cores:
-            return
-        executor, loaded = self._executor_of(setup), Future[Warm | LsEdgeError]()
-        self._opening = loaded
-        self._loader.submit(lambda: loaded.set_result(executor.load()))
-        found: Warm | LsEdgeError
-        try:
-            found = loaded.result(OPEN_WITHIN_S)
-        except TimeoutError:
-            found = EngineError(f"they did not open within {OPEN_WITHIN_S:.0f} s")
-        if isinstance(found, LsEdgeError):
-            log.warning("engines are opened at the switch", extra={"peer": setup.entry.name, "why": str(found)})
-            loaded.add_done_callback(lambda _: executor.close())
-        else:
-            self._opened = setup, executor
-
-    def opened_for(self, setup: PeerSetup) -> BlockExecutor | None:
-        """Return the warm engines of a setup if :meth:`build` has opened them; close those of any other setup."""
-        if self._opened is None or setup.bundle is None:
-            return None
-        (ready, executor), self._opened = self._opened, None
-        assert ready.bundle is not None
-        if (ready.entry, ready.bundle.manifest) == (setup.entry, setup.bundle.manifest):
-            return executor
-        executor.close()
-        return None
-
-    def forget(self) -> None:
-        """Close the engines that :meth:`build` has opened and that are not used yet."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[1].close()
 
     def close(self) -> None:
-        """Stop receiving, and close the store and the engines that are not used."""
+        """Stop receiving, and close the store."""
         self.installer.close()
-        self._loader.close()
-        self.forget()
 
     def accept(self, file: AppliedFile) -> None:
         """Record that the processes of a file are accepted, too."""
@@ -242,13 +171,3 @@ class StoredBundle:
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
         self._is_broken = not self._store.give_up(str(error)) and not self._store.drop_damaged()
-
-
-def _free_memory() -> Iterator[float]:
-    """Yield the free bytes of this machine and, if CUDA can use it, of its GPU."""
-    memory = memory_gib()
-    if memory is not None:
-        yield memory[1] * 2**30
-    if has_nvidia():
-        with contextlib.suppress(EngineError):  # engines run on the CPU
-            yield free_bytes(cuda_runtime())

@@ -99,7 +99,7 @@ class Peer:
             )
         opened = Store(store, entry.blocks)
         with self.cores.others():  # the thread of the installer stays on them
-            self._stored = StoredBundle(opened, self._setup, lambda: self._setup, self._use, self._executor_of)
+            self._stored = StoredBundle(opened, self._setup, lambda: self._setup, self._use)
         self._setup = self._stored.adopt(self._setup)
         opened.blocks = self.entry.blocks
         opened.begin()
@@ -322,8 +322,6 @@ class Peer:
         setup = self._setup.of_model(self._given if self._stored is None else self._stored.next())
         if setup.bundle is not None:
             setup.peers.check_codecs(CODECS)
-        opened = None
         if self._stored is not None:
             setup = self._stored.limited(setup)
-            opened = self._stored.opened_for(setup)
-        return Incarnation(setup, opened or self._executor_of(setup), self._installer)
+        return Incarnation(setup, self._executor_of(setup), self._installer)

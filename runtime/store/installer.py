@@ -202,7 +202,6 @@ class Installer:
         if self._push is not None and self._push.pusher == name:
             if self._push.state is not StoreState.SWITCHING:
                 self._turn = ("", 0.0)
-                self._thread.do(self._fleet.forget, lambda _: None, lambda _: None)
             self._push = None
 
     def receive(self, pusher: str, message: PushMessage) -> None:

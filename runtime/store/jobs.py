@@ -42,10 +42,7 @@ class Fleet(Protocol):
     def build(
         self, bundle: Bundle, file: AppliedFile | None, on_step: Callable[[int, int, str], None]
     ) -> Iterator[object]:
-        """Build the engines of these parts, one at a time; then open and warm them if the peer has to reopen."""
-
-    def forget(self) -> None:
-        """Close the engines that :meth:`build` has opened and that are not used yet."""
+        """Build the engines of these parts, one at a time."""
 
     def accept(self, file: AppliedFile) -> None:
         """Record that the processes of a file are accepted, too."""

@@ -1,9 +1,7 @@
-"""The files, the bundle and the engines that a peer with a store serves next."""
+"""The files and the bundle that a peer with a store serves next."""
 
 import hashlib
-from dataclasses import replace
 
-import msgspec
 import pytest
 import yaml
 
@@ -14,21 +12,7 @@ from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.bundles import StoredBundle
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
-from ls_edge.runtime.routing.state.events import Warm
 from ls_edge.runtime.store.store import Store
-
-
-class Executor:
-    """Engines that open, or do not."""
-
-    def __init__(self, found):
-        self.found, self.is_closed = found, False
-
-    def load(self):
-        return self.found
-
-    def close(self):
-        self.is_closed = True
 
 
 class Board:
@@ -38,12 +22,7 @@ class Board:
         entry = file.peer("a")
         self.store = Store(folder, entry.blocks)
         self.setup = PeerSetup(file, entry, keys["a"], EngineCores.of(file, entry), PeerSettings())
-        self.executors, self.found = [], Warm({1: 0, 4: 0})
-        self.bundles = StoredBundle(self.store, self.setup, lambda: self.setup, lambda _: False, self._executor_of)
-
-    def _executor_of(self, _setup):
-        self.executors.append(Executor(self.found))
-        return self.executors[-1]
+        self.bundles = StoredBundle(self.store, self.setup, lambda: self.setup, lambda _: False)
 
     def apply(self, path, version, *, is_accepted=False):
         """Put a file into the store, as the present one or as one that is accepted; return it."""
@@ -116,31 +95,6 @@ def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_b
     changed = board.apply(other_file("key.yaml", public_key=keys["camera"].public.decode()), 5, is_accepted=True)
     with pytest.raises(LinkError, match="key"):
         board.bundles.parts_of(bundle, changed)
-
-
-@pytest.mark.parametrize(
-    ("found", "memory", "is_used"),
-    [(Warm({1: 0, 4: 0}), None, True), (EngineError("no memory"), None, False), (None, (8.0, 0.0), False)],
-    ids=["open", "fail", "no memory"],
-)
-def test_next_engines_are_open_before_the_switch_where_that_works(
-    board, tiny_bundle, monkeypatch, found, memory, is_used
-):
-    monkeypatch.setattr("ls_edge.runtime.peer.bundles.memory_gib", lambda: memory)
-    monkeypatch.setattr("ls_edge.runtime.peer.bundles.has_nvidia", lambda: False)
-    board.found = found
-    bundle = Bundle.open(tiny_bundle)
-    list(board.bundles.build(bundle, None, lambda *_: None))
-    setup = board.setup.of_model(bundle)
-    executor = board.bundles.opened_for(setup)
-    assert (executor is not None) == is_used
-    assert len(board.executors) == (memory is None)
-    if is_used:
-        assert board.bundles.opened_for(setup) is None  # they are used once
-        list(board.bundles.build(bundle, None, lambda *_: None))
-        other = Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, model="another"))
-        assert board.bundles.opened_for(replace(setup, bundle=other)) is None
-        assert board.executors[-1].is_closed
 
 
 def test_a_setup_is_limited_to_the_parts_that_are_there(board, tiny_bundle):

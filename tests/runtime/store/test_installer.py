@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import threading
 
 import pytest
 import zmq
@@ -11,7 +10,6 @@ import zmq
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.runtime.clients.apply import Applier
 from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.peer.peer import Peer
@@ -21,7 +19,6 @@ from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, 
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.zap import Curve
-from tests.engines.bundles import edited
 from tests.faults.applying import give
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -277,77 +274,6 @@ def test_a_full_disk_is_reported_and_no_bundle_is_installed(
     assert not (disk / "store" / "store.json").exists()
     fill.unlink()
     assert give(file, tiny_bundle, keys["laptop"])["a"].state == "active"
-
-
-@pytest.mark.parametrize(
-    ("memory", "gpu", "fits"), [(None, None, True), ((8.0, 0.0), None, False), (None, 1 << 40, True), (None, 0, False)]
-)
-def test_engines_of_the_next_bundle_are_warm_before_the_switch_if_memory_allows(
-    serve, file, keys, tmp_path, tiny_bundle, wait_until, monkeypatch, memory, gpu, fits
-):
-    monkeypatch.setattr("ls_edge.runtime.peer.bundles.memory_gib", lambda: memory)
-    if gpu is not None:
-        monkeypatch.setattr("ls_edge.runtime.peer.bundles.has_nvidia", lambda: True)
-        monkeypatch.setattr("ls_edge.runtime.peer.bundles.cuda_runtime", lambda: None)
-        monkeypatch.setattr("ls_edge.runtime.peer.bundles.free_bytes", lambda _: gpu)
-    peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
-    open_really, opened = peer.open_engines, []
-
-    def open_engines(setup, on_choice):
-        opened.append((setup.bundle.manifest.bundle_id, peer.snapshot.bundle_id, peer.snapshot.warm))
-        return open_really(setup, on_choice)
-
-    peer.open_engines = open_engines
-    serve(peer)
-    before = Bundle.open(tiny_bundle)
-    after = next_of(before, tmp_path, "next")
-    for bundle in (before, after):
-        give(file, bundle, keys["laptop"])
-    first, second = before.manifest.bundle_id, after.manifest.bundle_id
-    served = (first, True) if fits else (second, False)
-    assert opened == [(first, *(("", False) if fits else (first, False))), (second, *served)]
-    assert (peer.snapshot.bundle_id, peer.snapshot.warm) == (second, True)
-    with Hand(file, keys) as hand:  # this pusher leaves before the switch
-        wait_until(greeted(hand))
-        wait_until(serve_files(hand, tiny_bundle, honest), timeout=30)
-        assert (peer._stored._opened is None) == (not fits)
-    wait_until(lambda: peer._stored._opened is None)
-
-
-def test_next_engines_that_hang_hold_up_no_push(
-    serve, file, keys, tmp_path, tiny_bundle, wait_until, monkeypatch, caplog
-):
-    monkeypatch.setattr("ls_edge.runtime.peer.bundles.OPEN_WITHIN_S", 0.2)
-    peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
-    before = Bundle.open(tiny_bundle)
-    bundles = [before, *(next_of(before, tmp_path, name) for name in ("second", "third"))]
-    hangs, go, late, closed = bundles[1].manifest.bundle_id, threading.Event(), [], []
-    open_really, close_really = peer.open_engines, OnnxEngine.close
-
-    def open_engines(setup, on_choice):
-        is_next = (setup.bundle.manifest.bundle_id, peer.snapshot.bundle_id) == (hangs, before.manifest.bundle_id)
-        if is_next:
-            go.wait(60)
-        engines = open_really(setup, on_choice)
-        late.extend(engines.values() if is_next else ())
-        return engines
-
-    peer.open_engines = open_engines
-    monkeypatch.setattr(OnnxEngine, "close", lambda engine: (closed.append(engine), close_really(engine)))
-    serve(peer)
-    try:
-        for bundle in bundles:
-            give(file, bundle, keys["laptop"], wait=20.0)
-            assert (peer.snapshot.bundle_id, peer.snapshot.warm) == (bundle.manifest.bundle_id, True)
-        assert "engines are opened at the switch" in caplog.text
-    finally:
-        go.set()
-    wait_until(lambda: late and {*late} <= {*closed})
-
-
-def next_of(bundle, folder, name):
-    """Return another bundle of the same model."""
-    return edited(bundle, folder / name, lambda _, model: setattr(model, "doc_string", name))
 
 
 def test_the_right_to_push_ends_with_the_file_also_on_a_link(peer, file, keys, tiny_bundle, wait_until):

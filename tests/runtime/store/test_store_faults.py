@@ -130,7 +130,6 @@ def test_a_peer_returns_from_a_bundle_that_does_not_load_on_a_full_disk(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look
 ):
     """The store cannot record it, and the peer goes back nevertheless."""
-    monkeypatch.setattr("ls_edge.runtime.peer.bundles.memory_gib", lambda: (8.0, 0.0))  # read at the switch
     disk = small_disk(MEGABYTES)
     serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     push(tiny_bundle)
