@@ -13,7 +13,6 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import format_ranges
-from ls_edge.runtime.peer.cores import batch_scheduling
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 
@@ -107,19 +106,6 @@ def policies_of(pid):
 
 
 @needs_default_policy
-def test_message_and_engine_threads_of_a_peer_use_batch_scheduling(start_peers, open_source, images):
-    peers = start_peers({"a": range(6)}, each={"threads": 2})
-    source, pid = open_source(peers.file), peers.processes["a"].pid
-    assert source.submit(images(1)[0]).result(30)
-    found = policies_of(pid)
-    assert found[pid][1] == os.SCHED_BATCH
-    assert {name for name, _ in found.values()} >= {"engine of a", "ZMQbg/IO/0"}
-    threads = [policy for name, policy in found.values() if name in ("engine of a", "ZMQbg/IO/0")]
-    assert len(threads) >= 3  # ONNX Runtime has started one, too
-    assert set(threads) == {os.SCHED_BATCH}
-
-
-@needs_default_policy
 def test_a_source_changes_the_policy_of_only_its_own_threads(tiny_bundle, serve_peers, images):
     file = serve_peers({"a": range(6)})
     before = set(policies_of(os.getpid()))
@@ -133,53 +119,3 @@ def test_a_source_changes_the_policy_of_only_its_own_threads(tiny_bundle, serve_
     assert ours >= {"stem and head", "ZMQbg/IO/0"}
     assert [found[loop][1] for loop in loops] == [os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-def on_a_thread(call):
-    """Result of a call on a new thread, whose policy ends with it."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join(10.0)
-    return found[0]
-
-
-@needs_default_policy
-def test_a_policy_other_than_the_default_is_kept():
-    def seen():
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        with batch_scheduling():
-            within = os.sched_getscheduler(0)
-        return within, os.sched_getscheduler(0)
-
-    assert on_a_thread(seen) == (os.SCHED_IDLE, os.SCHED_IDLE)
-
-
-@needs_default_policy
-def test_the_default_policy_returns_after_an_error_and_after_nesting():
-    found = []
-
-    def fail():
-        with batch_scheduling():
-            with batch_scheduling():
-                found.append(os.sched_getscheduler(0))
-            found.append(os.sched_getscheduler(0))
-            raise ValueError("within")
-
-    def seen():
-        with pytest.raises(ValueError, match="within"):
-            fail()
-        return os.sched_getscheduler(0)
-
-    assert on_a_thread(seen) == os.SCHED_OTHER
-    assert found == [os.SCHED_BATCH, os.SCHED_BATCH]
-
-
-@needs_default_policy
-def test_batch_scheduling_does_nothing_if_the_system_forbids_it(monkeypatch):
-    def forbidden(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    with batch_scheduling():
-        assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -9,10 +9,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from ls_edge.core.errors import DeviceLost, EngineError, LsEdgeError
+from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
 from ls_edge.runtime.source.source import Source
-from tests.faults.engines import Faults, inject, write
 from tests.faults.own_network import in_own_network, needs_own_network
 
 
@@ -41,17 +40,6 @@ def test_a_peer_waits_for_an_address_that_comes_later(write_peers, tiny_bundle, 
     assert "must be an address of this machine" in caplog.records[-1].why
     subprocess.run(["ip", "addr", "add", "10.97.0.1/24", "dev", "lo"], check=True, timeout=20)
     wait_until(lambda: peer.snapshot.warm)
-
-
-@needs_own_network
-@in_own_network
-def test_a_peer_that_waits_for_an_address_leaves_when_it_is_stopped(
-    write_peers, tiny_bundle, serve, wait_until, caplog
-):
-    path = write_peers({"a": range(6)}, address="tcp://10.97.0.1:5555", top={"insecure": True})
-    peer = serve(Peer.open(path, "a", tiny_bundle))
-    wait_until(lambda: "waiting for an address" in caplog.text)
-    peer.stop()  # the fixture asserts that it leaves
 
 
 def test_engines_that_do_not_load_end_a_peer_with_one_bundle(write_peers, tiny_bundle):
@@ -85,19 +73,6 @@ def served(peer, error):
     peer.open_engines = lambda *words: {block: Failing(engine) for block, engine in open_really(*words).items()}
     threading.Thread(target=serve).start()
     return ended
-
-
-def test_a_lost_gpu_ends_a_peer_although_its_setup_was_just_reloaded(write_peers, tiny_bundle, images):
-    """Only a new process can use the GPU again, so the peer does not go back to another setup or bundle."""
-    path = write_peers({"a": range(6)})
-    peer = Peer.open(path, "a", tiny_bundle)
-    ended = served(peer, DeviceLost("error 719"))
-    with Source.open(path, tiny_bundle, budget_ms=1000) as source:
-        assert source.wait_ready(30) == ()
-        peer._fallback = peer._setup
-        source.submit(images(1)[0]).exception(30)
-        with pytest.raises(DeviceLost):
-            ended.result(30)
 
 
 def test_a_peer_whose_blocks_all_keep_failing_ends_with_the_reason(write_peers, tiny_bundle, images):
@@ -144,30 +119,3 @@ def test_a_reloaded_entry_whose_engines_do_not_load_is_undone(write_peers, tiny_
         reload.request()
         wait_until(lambda: "not reloaded" in caplog.text)
     wait_until(lambda: peer.entry.provider is None and peer.snapshot.warm)
-
-
-@pytest.mark.parametrize("providers", [["NoneProvider"], ["NoneProvider", "NoProvider"]], ids=["one", "two"])
-def test_reloads_are_undone_after_a_long_drain(
-    providers, write_peers, tiny_bundle, serve, images, wait_until, caplog, tmp_path
-):
-    """The peer that drains is warm, but not with the reloaded entry."""
-    path, faults = write_peers({"a": range(6)}), tmp_path / "a.faults"
-    reload = Reload(path)
-    peer = serve(inject(Peer.open(path, "a", tiny_bundle), faults), reload)
-    with Source.open(path, tiny_bundle) as source, caplog.at_level(logging.INFO):
-        assert source.wait_ready() == ()
-        write(faults, Faults(hang=True))
-        held = source.submit(images(1)[0], budget_ms=60_000)
-        wait_until(lambda: peer.snapshot.held, what="a held request")
-        before = peer.node
-        for provider in providers:
-            reload.request(provider)
-            wait_until(lambda one=provider: peer.entry.provider == one and peer.machine.rules.draining, what="a drain")
-            looks = reload.looks
-            wait_until(lambda looks=looks: reload.looks > looks + 1, what="two looks during the drain")
-        write(faults, Faults())
-        assert not held.result(30).degraded
-        wait_until(lambda: "not reloaded" in caplog.text)
-        wait_until(lambda: peer.node is not before and peer.entry.provider is None and peer.snapshot.warm)
-    left = [record.held for record in caplog.records if record.message == "leaving"]
-    assert left[0] == 0  # it has handed its requests on

@@ -1,12 +1,8 @@
 """Two threads run a loop and jobs; they swap roles when a job hangs, in peers and sources, too."""
 
-import os
-import re
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import wait
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +14,6 @@ from ls_edge.runtime.source import requests
 from tests.faults.engines import Faults
 
 NO_CORES = EngineCores()
-needs_two_cores = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
-)
 
 
 def me():
@@ -108,16 +101,6 @@ def test_a_job_submitted_while_another_hangs_waits(loop, wait_until):
     wait_until(lambda: loop.found == ["first", "second"], what="both jobs")
 
 
-def test_a_job_submitted_during_a_short_job_runs_after_it(loop, wait_until):
-    began, go = threading.Event(), threading.Event()
-    loop.short.append(lambda: (began.set(), go.wait(20), "short")[-1])
-    assert began.wait(10)
-    loop.threads.submit(lambda: "submitted")
-    go.set()
-    wait_until(lambda: len(loop.found) == 2, what="both jobs")
-    assert loop.found == ["short", "submitted"]
-
-
 def test_a_short_job_in_time_leaves_the_loop_on_its_thread(loop, wait_until, monkeypatch):
     monkeypatch.setattr(threads, "TAKE_OVER_S", 20.0)  # a busy machine may delay any job
     began, go = threading.Event(), threading.Event()
@@ -140,37 +123,6 @@ def test_no_short_job_runs_on_the_loop_thread_while_the_worker_is_busy(loop, wai
     assert loop.found == []
     go.set()
     wait_until(lambda: len(loop.found) == 2, what="both")
-
-
-@needs_two_cores
-def test_no_short_job_runs_on_the_loop_thread_if_the_engine_has_its_own_cores(wait_until):
-    cores = os.sched_getaffinity(0)
-    own = Loop(EngineCores(frozenset([max(cores)]), frozenset(cores - {max(cores)})))
-    own.threads.submit(lambda: os.sched_getaffinity(0))
-    wait_until(lambda: own.found == [{max(cores)}], what="a job on the core of the engine")
-    assert not own.threads.may_run_here
-    assert own.end()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_worker_watches_the_loop_only_while_there_are_short_jobs(loop, wait_until):
-    def switches():
-        (worker,) = [thread for thread in threading.enumerate() if thread.name == "worker"]
-        status = Path(f"/proc/self/task/{worker.native_id}/status").read_text()
-        return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", status, re.M)[1])
-
-    def is_quiet():
-        before = switches()
-        loop.turns.clear()
-        wait_until(lambda: len(loop.turns) > 300, what="turns, each of at least a millisecond")
-        return switches() == before
-
-    wait_until(is_quiet, what="a worker that sleeps")
-    before = switches()
-    loop.short.append(me)
-    wait_until(lambda: loop.found, what="a short job")
-    wait_until(lambda: switches() > before + 3, what="looks at the loop's thread")
-    wait_until(is_quiet, what="a worker that sleeps again")
 
 
 def test_an_error_of_the_loop_is_kept_and_both_threads_end():
@@ -262,22 +214,6 @@ def test_queued_calls_run_on_the_thread_of_the_engine(served, images, engine_thr
     assert blocks_on(engine_threads, "links of a", "engine of a") == 200 * 6
     assert blocks_on(engine_threads, "engine of a") > 0
     assert engine_threads["stem", "stem and head"] > engine_threads["stem", "source"]
-
-
-@needs_two_cores
-def test_cpus_keep_the_engine_on_its_thread(served, images, engine_threads):
-    source = served(cpus=[max(os.sched_getaffinity(0))])
-    for image in images(5):
-        source.submit(image).result(10)
-    assert blocks_on(engine_threads, "engine of a") == 5 * 6
-
-
-def test_a_long_call_never_runs_on_the_thread_of_the_links(served, images, engine_threads, monkeypatch):
-    monkeypatch.setattr(incarnation, "SHORT_CALL_S", 1e-9)
-    source = served()
-    for image in images(5):
-        source.submit(image).result(10)
-    assert blocks_on(engine_threads, "engine of a") == 5 * 6
 
 
 def test_a_peer_with_a_hanging_engine_leaves_on_sigterm(start_peers, open_source, images, wait_until):

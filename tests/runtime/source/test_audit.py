@@ -71,15 +71,6 @@ def test_honest_runs_match(audited, images, codec, policy):
     assert found.warning == ""
 
 
-def test_a_fraction_of_the_answers_is_audited(audited, images):
-    source = audited({"a": range(6)}, audit=0.3)
-    answer_all(source, images(100), at_once=10)
-    found = source.finish_audits(60)
-    assert 10 <= found.audited + found.dropped <= 55
-    assert found.mismatched == 0
-    assert found.share == 0.3
-
-
 def test_a_source_without_audits_reports_none(audited, images):
     source = audited({"a": range(6)}, audit=0.0)
     source.submit(images(1)[0]).result(20)
@@ -112,20 +103,6 @@ def test_answers_do_not_wait_for_audits_and_excess_audits_are_counted(audited, i
     release()
     found = source.finish_audits(60)
     assert (found.audited, found.matched, found.dropped) == (16, 16, 24)
-
-
-def test_close_does_not_wait_for_waiting_audits(audited, images, slow_disk):
-    folder, hold, release = slow_disk
-    source = audited({"a": range(6)}, of=folder)
-    hold()
-    for future in [source.submit(image) for image in images(10)]:
-        future.result(20)
-    source.close()
-    release()
-    for thread in threading.enumerate():
-        if thread.name == "audit":
-            thread.join(60)
-    assert (source.audits.audited, source.audits.dropped) == (1, 9)
 
 
 def test_auditing_without_block_files_is_a_usage_error(tiny_bundle, tmp_path, write_peers):

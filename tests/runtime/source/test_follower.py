@@ -65,13 +65,6 @@ def test_the_file_before_counts_until_a_change_has_ended(file, write_peers):
         assert not follower.look(hellos)
 
 
-def test_files_that_were_not_applied_are_not_followed(file):
-    used = Used()
-    follower = Follower("laptop", file, None, used)
-    assert not follower.look([hello(name, version_of(file, 0)) for name in "abc"])
-    assert used.files == []
-
-
 def test_a_file_that_the_source_cannot_use_changes_nothing(file):
     used = Used()
     used.error = UsageError("changes the heartbeat")

@@ -1,6 +1,5 @@
 """A source reports events of peers as they happen, and a snapshot that changes only when something has changed."""
 
-import dataclasses
 import threading
 
 import pytest
@@ -39,20 +38,6 @@ def test_events_arrive_without_a_request_or_a_question(file, tiny_bundle, serve)
         assert "left" in source.events[-1].why
 
 
-def test_an_event_is_reported_after_its_snapshot(file, tiny_bundle, serve):
-    bundle, states, opened = Bundle.open(tiny_bundle), [], threading.Event()
-
-    def on_event(event):
-        assert opened.wait(10)
-        states.append((event.state, source.snapshot.peers[event.peer].state, source.snapshot.missing_blocks))
-
-    with Source.open(file, bundle, on_event=on_event) as source:
-        opened.set()
-        serve(Peer(file, "a", bundle))
-        assert source.wait_ready(10) == ()
-    assert states == [(PeerState.ALIVE, PeerState.ALIVE, ())]
-
-
 def test_a_failing_callback_is_logged_and_has_no_other_effect(file, tiny_bundle, serve, images, caplog):
     bundle = Bundle.open(tiny_bundle)
 
@@ -87,19 +72,6 @@ def test_a_snapshot_stays_the_same_object_while_nothing_changes(file, tiny_bundl
         before = source.snapshot
         assert {view.state for view in before.peers.values()} == {PeerState.ALIVE}
         assert {view.bundle_id for view in before.peers.values()} == {bundle.manifest.bundle_id}
-
-
-def test_a_snapshot_cannot_be_changed(file, tiny_bundle):
-    with Source.open(file, tiny_bundle) as source:
-        found = source.snapshot
-        assert found.missing_blocks == tuple(range(6))
-        assert set(found.problems) == {"a", "b"}
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            found.reroutes = 1
-        with pytest.raises(AttributeError):
-            found.peers["a"].warm = True
-        with pytest.raises(TypeError):
-            found.peers["a"] = None
 
 
 def test_waiting_for_holders_ends_when_the_source_is_closed(file, tiny_bundle):

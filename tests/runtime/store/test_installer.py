@@ -95,10 +95,6 @@ def serve_files(hand, bundle, answer):
     return step
 
 
-def honest(want, right):
-    return [Chunk(want.digest, want.offset, right)]
-
-
 def files_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -132,33 +128,6 @@ def test_a_tampered_chunk_is_refused_and_nothing_is_installed(peer, file, keys, 
     assert found.sent_bytes < sum(
         Bundle.open(tiny_bundle).manifest.parts.blocks[block].bytes for block in (1, 4)
     )  # what was right is not sent again
-
-
-def test_pieces_that_were_not_requested_are_ignored(peer, file, keys, tiny_bundle, tmp_path, wait_until):
-    def noisy(want, right):
-        return [
-            Chunk(MANIFEST_DIGEST, 0, b"x"), Chunk(want.digest, want.offset + 1, right),
-            Chunk(want.digest, 2**39, b"x" * wire.MAX_CHUNK), *honest(want, right), *honest(want, right),
-        ]  # fmt: skip
-
-    with Hand(file, keys) as hand:
-        wait_until(greeted(hand))
-        hand.says(Chunk(MANIFEST_DIGEST, 0, b"x"), Install(MANIFEST_DIGEST))
-        wait_until(serve_files(hand, tiny_bundle, noisy), what="the end of the push")
-        assert hand.last(Stored).state == "ready"
-        hand.says(Install(MANIFEST_DIGEST))  # not what it offered
-        count = len(hand.heard)
-        wait_until(lambda: hand.poll() and len(hand.heard) > count)
-        assert hand.last(Stored).state == "ready"
-    assert not any(MANIFEST_DIGEST.hex() in name for name in files_in(tmp_path / "store"))
-
-
-def test_a_piece_of_another_length_ends_the_push(peer, file, keys, tiny_bundle, wait_until):
-    with Hand(file, keys) as hand:
-        wait_until(greeted(hand))
-        step = serve_files(hand, tiny_bundle, lambda want, right: [Chunk(want.digest, want.offset, right + b"x")])
-        wait_until(step, what="the end of the push")
-        assert (hand.last(Stored).state, "requested" in hand.last(Stored).reason) == ("failed", True)
 
 
 def test_an_invalid_manifest_is_refused(peer, file, keys, tmp_path, wait_until):

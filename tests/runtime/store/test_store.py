@@ -91,14 +91,6 @@ def test_only_needed_parts_are_stored_and_verified(store, tiny_bundle):
         bundle.read("block 0")
 
 
-def test_stored_files_are_not_wanted_again(store, tiny_bundle, changed):
-    fill(store, tiny_bundle)
-    other = changed()
-    manifest, written = fill(store, other)
-    assert [digest for digest, _ in written] == [manifest, hashlib.sha256(b"another").hexdigest()]
-    assert fill(store, other)[1] == []
-
-
 @pytest.mark.parametrize("held", [(STEM, 0), (2, HEAD), HeldParts.parse("all")])
 def test_a_store_is_filled_with_stem_and_head(tmp_path, tiny_bundle, held):
     bundle = Bundle.open(tiny_bundle)
@@ -131,17 +123,6 @@ def test_a_file_with_another_digest_is_dropped(store):
         store.write(digest, 5, 3, b"ht")
 
 
-def test_a_damaged_file_is_wanted_again(store, tiny_bundle):
-    manifest, _ = fill(store, tiny_bundle)
-    store.switch(manifest)
-    part = Bundle.open(tiny_bundle).manifest.parts.blocks[1]
-    (store.folder / "files" / part.sha256).write_bytes(b"rust")
-    with pytest.raises(DigestMismatch):
-        store.open_active().read("block 1")
-    assert fill(store, tiny_bundle)[1] == [(part.sha256, part.bytes)]
-    assert store.open_active().read("block 1") == (tiny_bundle / part.file).read_bytes()
-
-
 def test_the_previous_bundle_is_kept_and_older_ones_are_removed(store, tiny_bundle, changed):
     names = []
     for folder in (tiny_bundle, changed(b"second"), changed(b"third")):
@@ -166,22 +147,6 @@ def test_only_plain_files_are_read(store, tiny_bundle, make):
     make(store.folder / "files" / manifest)
     with pytest.raises(BundleError, match="is missing or damaged; apply the bundle again"):
         store.open_active()
-
-
-def test_files_of_others_stay_in_the_folder_of_a_store(store, tiny_bundle):
-    """A folder that had files named ``files/`` lost them at the first push, and a folder in it made pushes fail."""
-    files = store.folder / "files"
-    ours = [files / ("0" * 64), files / f"{'1' * 64}.part", files / f".{'2' * 64}.77.part"]
-    theirs = [files / "thesis.tex", files / "photo.part", files / ".nfs0001"]
-    for path in (*ours, *theirs):
-        path.write_text("content")
-    (files / "backup").mkdir()
-    (files / ("3" * 64)).mkdir()
-    manifest, _ = fill(store, tiny_bundle)
-    store.switch(manifest)
-    assert not [path.name for path in ours if path.exists()]
-    assert all(path.read_text() == "content" for path in theirs)
-    assert (files / "backup").is_dir()
 
 
 def test_a_bundle_that_never_becomes_warm_is_given_up(tmp_path, tiny_bundle, changed):
@@ -256,19 +221,6 @@ def test_a_damaged_bundle_is_given_up_only_for_a_complete_one(store, tiny_bundle
     assert json.loads((store.folder / "store.json").read_text())["active"] == first
 
 
-def test_a_flipped_bit_in_a_manifest_is_found(store, tiny_bundle, changed):
-    """The manifest is still valid JSON, and no id covers the field."""
-    _, second = two_bundles(store, tiny_bundle, changed())
-    path = store.folder / "files" / second
-    raw = path.read_bytes()
-    path.write_bytes(raw.replace(b'"model": "vit', b'"model": "wit', 1))
-    assert path.read_bytes() != raw
-    Bundle.open(path.parent, second)
-    with pytest.raises(BundleError, match="is missing or damaged"):
-        store.open_active()
-    assert store.give_up("it is damaged")
-
-
 def test_a_removed_store_is_created_again(store, tiny_bundle, tmp_path):
     manifest, _ = fill(store, tiny_bundle)
     store.switch(manifest)
@@ -303,38 +255,6 @@ def test_a_read_only_store_serves_and_is_not_confirmed(small_disk, tiny_bundle):
     store.confirm(manifest)
     assert store.is_confirmed
     store.close()
-
-
-def test_a_store_starts_on_a_full_disk(small_disk, tiny_bundle):
-    """No file can be created: an empty store waits, and a store with a bundle serves it."""
-    disk = small_disk(megabytes=8, options="nr_inodes=60")
-    fillers = [disk / f"fill{index}" for index in range(60)]
-
-    def fill_up():
-        with contextlib.suppress(OSError):
-            for path in fillers:
-                path.touch()
-
-    fill_up()
-    empty = Store(disk / "store", BLOCKS)
-    assert empty.open_active() is None
-    with pytest.raises(BundleError, match="disk full"):
-        empty.want("0" * 64, 10, lambda _: BLOCKS)
-    for path in fillers:
-        path.unlink(missing_ok=True)
-    manifest, _ = fill(empty, tiny_bundle)
-    fill_up()
-    with pytest.raises(BundleError, match="disk full"):
-        empty.switch(manifest)
-    assert empty.record.active is None
-    fillers[0].unlink()
-    empty.switch(manifest)  # store.json takes the free place
-    for _ in range(TRIAL_STARTS + 1):
-        empty.close()
-        empty = Store(disk / "store", BLOCKS)
-        empty.begin()
-        assert (empty.record.active, empty.record.trial_starts) == (manifest, 1)
-    empty.close()
 
 
 @pytest.mark.parametrize(

@@ -126,26 +126,6 @@ def test_a_push_waits_until_the_store_records_that_the_bundle_was_warm(
     assert look().reason is None
 
 
-def test_a_peer_returns_from_a_bundle_that_does_not_load_on_a_full_disk(
-    serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look
-):
-    """The store cannot record it, and the peer goes back nevertheless."""
-    disk = small_disk(MEGABYTES)
-    serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
-    push(tiny_bundle)
-
-    def damage():
-        flip(disk / "store", half_bundle)
-        fill_disk(disk)
-
-    Moment(monkeypatch, "open_active", damage)
-    with pytest.raises(PushError, match="a: disk full"):  # the damaged file is wanted again
-        push(half_bundle)
-    status = look()
-    assert status.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
-    assert "went back to the previous bundle" in status.reason
-
-
 def test_a_file_that_becomes_shorter_during_a_push_is_named(serve, file, keys, tiny_bundle, tmp_path, push):
     """The peer waited for ten seconds, and blamed the laptop."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
@@ -233,21 +213,6 @@ def test_a_damaged_bundle_is_replaced_by_the_previous_one(fleet, tiny_bundle, ha
         assert status.reason.startswith("went back to the previous bundle: ")
         push_to(peers, half_bundle)
         assert (record(store)["active"], status_of(peers).reason) == (active, None)
-
-
-def test_a_peer_with_a_damaged_only_bundle_waits_for_a_push(fleet, tiny_bundle, ls_edge_status):
-    with fleet() as peers:
-        push_to(peers, tiny_bundle)
-        peers.terminate("a")
-        for block in BLOCKS:
-            flip(peers.store("a"), tiny_bundle, Bundle.open(tiny_bundle).manifest.parts.blocks[block].sha256)
-        peers.start("a")
-        found = ls_edge_status(peers)
-        assert (found["state"], found["warm"]) == ("cold", False)
-        assert "is not the file of this bundle" in found["reason"]
-        assert "there is no previous bundle to go back to" in found["reason"]
-        push_to(peers, tiny_bundle)
-        assert status_of(peers).reason is None
 
 
 def test_a_flipped_bit_in_a_block_costs_only_that_block(fleet, tiny_bundle):

@@ -173,36 +173,6 @@ def test_each_hello_has_one_welcome_and_welcome_has_no_answer(peer, file, socket
     assert caller.count(Hello) == caller.count(Complaint) == 0
 
 
-def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, sockets, hello_of, wait_until, monkeypatch):
-    monkeypatch.setattr(handshake, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
-    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
-    b.hears(Hello)
-    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
-    wait_until(lambda: "b" in peer.machine.neighbors.by_name, what="b to be known")
-    b.says(Bye("for a moment"))
-    wait_until(lambda: "b" not in peer.machine.neighbors.by_name, what="b to be forgotten")
-    assert peer.node.problems["b"] == "left (for a moment)"
-    b.heard.clear()
-    b.socket.setsockopt(zmq.RCVTIMEO, 15_000)
-    while not b.count(Hello):
-        b.take()
-    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
-    wait_until(lambda: "b" in peer.machine.neighbors.by_name, what="b to be known again")
-    assert "b" not in peer.node.problems
-
-
-def test_a_link_carries_one_name(peer, file, sockets, hello_of):
-    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
-    caller.says(hello_of("one", "source"))
-    caller.hears(Welcome)
-    for number in range(5):
-        caller.says(hello_of(f"other-{number}", "source"))
-        assert caller.hears(Complaint).what == (
-            f"hello from 'other-{number}' on the link of 'one'; a link carries one name"
-        )
-    assert set(peer.machine.neighbors.by_name) == {"one"}
-
-
 def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, hello_of, wait_until):
     callers = [Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(MAX_SOURCES + 1)]
     for number, caller in enumerate(callers[:-1]):
@@ -239,21 +209,6 @@ def test_complaints_are_throttled_on_each_link(peer, file, sockets, wait_until):
     assert peer.node.counts["malformed"] == 901
 
 
-def test_complaints_go_on_when_the_second_is_over(peer, file, sockets, wait_until):
-    loud = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
-    for _ in range(5 * COMPLAINTS_A_SECOND):
-        loud.socket.send(b"?")
-    wait_until(lambda: peer.node.counts["malformed"] == 5 * COMPLAINTS_A_SECOND, what="all to be read")
-    time.sleep(1.05)
-    while loud.socket.poll(0):
-        loud.take()
-    before = loud.count(Complaint)
-    loud.socket.send(b"?")
-    wait_until(lambda: loud.socket.poll(0), what="a complaint")
-    loud.take()
-    assert loud.count(Complaint) == before + 1
-
-
 @pytest.mark.parametrize(
     ("name", "role", "blocks", "said"),
     [
@@ -268,24 +223,6 @@ def test_blocks_that_cannot_be_are_refused(peer, file, sockets, hello_of, name, 
     assert not peer.machine.neighbors.by_name
 
 
-def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, serve, sockets, hello_of, wait_until):
-    file = load_peers(write_peers({"a": ALL, "b": (0, 1)}))
-    peer = serve(Peer(file, "a", bundle))
-    said = f"b announces block 2, which {file.path} does not give it; copy the same peers.yaml to both"
-    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
-    caller.says(hello_of("b", blocks=(0, 1, 2, 5)))
-    assert caller.hears(Complaint).what == said
-    listens = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
-    listens.hears(Hello)
-    listens.says(Welcome(*msgspec.structs.astuple(hello_of("b", blocks=(2,)))))
-    assert listens.hears(Bye).reason == said[:200]
-    assert not peer.machine.neighbors.by_name
-    assert peer.node.problems["b"] == said
-    caller.says(hello_of("b", blocks=(1,)))  # fewer than the file gives are fine: an engine failed, say
-    caller.hears(Welcome)
-    wait_until(lambda: "b" not in peer.node.problems, what="b to be well")
-
-
 def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
@@ -294,16 +231,6 @@ def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hel
     assert b.hears(Bye).reason == said[:200]
     assert peer.node.problems["b"] == said
     assert not peer.machine.neighbors.by_name
-
-
-def test_a_peer_that_takes_another_name_on_its_link_is_forgotten(peer, file, sockets, hello_of, wait_until):
-    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
-    b.hears(Hello)
-    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
-    wait_until(lambda: peer.snapshot.linked == {"b"})
-    b.says(Welcome(*msgspec.structs.astuple(hello_of("c"))))
-    b.hears(Bye)
-    wait_until(lambda: not peer.snapshot.linked)
 
 
 @pytest.fixture

@@ -1,22 +1,18 @@
 """Host names with several, slow and changing addresses, asked of a real name server in a network of the test's own."""
 
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-import zmq
 
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.clients.session import Client
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import State, Welcome
-from ls_edge.runtime.transport.connections import Incoming, LinkDown, LinkUp, NoLink
-from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.connections import Incoming, LinkUp, NoLink
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.zap import Curve
-from tests.faults.own_network import FarSide, NameServer, in_own_network, needs_own_network
+from tests.faults.own_network import NameServer, in_own_network, needs_own_network
 
 pytestmark = needs_own_network
 PORT = 5555
@@ -65,22 +61,6 @@ def test_a_peer_is_reached_at_whichever_of_its_addresses_works(other, works, fir
 
 
 @in_own_network
-def test_the_other_address_is_dialed_when_the_first_dies():
-    with NameServer(orin=["127.0.0.2", "127.0.0.3"]):
-        peers = {host: listening(host) for host in ("127.0.0.2", "127.0.0.3")}
-        source = dialing("orin")
-        for _ in range(2):
-            wait_for(source, is_up, *peers.values())
-            used = source.dialer.sockets["orin"].getsockopt(zmq.LAST_ENDPOINT).decode().split(":")[1].strip("/")
-            peers.pop(used).close()
-            down = wait_for(source, lambda event: isinstance(event, LinkDown), *peers.values())
-            assert not any(map(is_up, down))
-        events = wait_for(source, lambda event: isinstance(event, NoLink))
-        assert "nobody answers at tcp://orin.lan:5555 (tcp://127.0.0." in events[-1].why
-        source.close()
-
-
-@in_own_network
 def test_a_slow_name_delays_only_itself():
     with NameServer(slow=["127.0.0.4"], orin=["127.0.0.2"]) as server:
         server.delays["slow"] = 60.0
@@ -126,24 +106,6 @@ def test_a_link_local_address_of_another_machine_is_named(host, fault):
 
 
 @in_own_network
-def test_a_link_local_address_with_an_interface_of_this_machine_is_dialed_once_it_is_there():
-    address = f"tcp://[fe80::1%wlan9]:{PORT}"
-    source = Links({"orin": address}, bind=None, heartbeat=HEARTBEAT, max_frame=1000)
-    wait_for(source, lambda event: isinstance(event, NoLink))
-    for words in (
-        "link add wlan9 type veth peer name wlan8",
-        "link set wlan8 up",
-        "link set wlan9 up",
-        "addr add fe80::1/64 dev wlan9 nodad",
-    ):
-        subprocess.run(["ip", *words.split()], check=True, capture_output=True, timeout=20)
-    peer = listening("[fe80::1%wlan9]")
-    assert wait_for(source, is_up, peer)[-1].link.dialed == "orin"
-    source.close()
-    peer.close()
-
-
-@in_own_network
 def test_the_name_of_a_peer_whose_address_another_process_has_is_looked_up_again(write_peers):
     """Also status and push look again; a source does so in its handshake."""
 
@@ -169,29 +131,6 @@ def test_the_name_of_a_peer_whose_address_another_process_has_is_looked_up_again
         assert client.wait_until(lambda: welcomed_by("orin"), 20)
         other.close()
         orin.close()
-
-
-@in_own_network
-def test_a_long_round_trip_is_a_matter_of_the_timeout():
-    """Two thirds of a second: dialing ends after half of ``timeout_ms``, and the keys take three more round trips."""
-    heartbeat = HeartbeatSettings(timeout_ms=1600)
-    ours, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
-    with FarSide(delay_s=0.33):
-        peer = Links(
-            {},
-            bind=f"tcp://0.0.0.0:{PORT}",
-            heartbeat=heartbeat,
-            max_frame=1000,
-            curve=Curve(theirs, {}, {ours.public: "laptop"}),
-        )
-        address = {"orin": f"tcp://{FarSide.ADDRESS}:{PORT}"}
-        source = Links(
-            address, bind=None, heartbeat=heartbeat, max_frame=1000, curve=Curve(ours, {"orin": theirs.public}, {})
-        )
-        events = wait_for(source, is_up, peer)
-        assert len(events) == 1
-        source.close()
-        peer.close()
 
 
 @in_own_network

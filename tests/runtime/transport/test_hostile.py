@@ -14,7 +14,6 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import WireError
-from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import Visit
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -389,69 +388,6 @@ def test_a_message_of_another_major_version_is_refused_with_both_versions(peer, 
 
 def together(*messages):
     return framing.join([framing.encode_body(message) for message in messages])
-
-
-def runs_of(bundle, count):
-    """So many RUNs of different requests, and the frame of tokens of each."""
-    run, payload = run_of(bundle, budget_us=20_000_000)
-    return [msgspec.structs.replace(run, transfer=TransferId(bytes([n]) * 16, 1, 0)) for n in range(count)], payload
-
-
-def test_unusable_messages_are_dropped_without_the_others(peer, caller, tiny_bundle):
-    caller.says(hello_of(tiny_bundle, "laptop", "source"))
-    caller.hears(Welcome)
-    (first, second, third), payload = runs_of(tiny_bundle, 3)
-    lacking = msgspec.structs.replace(second, itinerary=msgspec.structs.replace(second.itinerary, remaining=ALL[1:]))
-    nonsense = State(True, False, False, 1, 0, 0, 1)
-    caller.says(together(first, lacking, nonsense, third), payload, payload, payload)
-    assert "itinerary with blocks" in caller.hears(Complaint).what
-    assert "state of laptop" in caller.hears(Complaint).what
-    assert {caller.hears(Accept).transfer for _ in range(2)} == {first.transfer, third.transfer}
-    answers = {caller.hears(Run).transfer.request for _ in range(2)}
-    assert answers == {first.transfer.request, third.transfer.request}
-    assert peer.node.counts["malformed"] == 2
-
-
-def test_several_messages_with_too_few_tokens_are_dropped_as_a_whole(peer, caller, tiny_bundle):
-    caller.says(hello_of(tiny_bundle, "laptop", "source"))
-    caller.hears(Welcome)
-    (first, second), payload = runs_of(tiny_bundle, 2)
-    caller.says(together(first, second), payload)
-    assert "2 messages in 2 frames, 3 are needed" in caller.hears(Complaint).what
-    caller.says(together(first, second), *[payload] * 70)
-    assert "message of 71 frames" in caller.hears(Complaint).what
-    assert not peer.machine.held
-
-
-def test_answers_to_several_messages_share_a_header(peer, caller, tiny_bundle):
-    caller.says(hello_of(tiny_bundle, "laptop", "source"))
-    caller.hears(Welcome)
-    runs, payload = runs_of(tiny_bundle, 6)
-    caller.says(together(*runs), *[payload] * len(runs))
-    accepted, together_at_most = [], 0
-    while len(accepted) < len(runs):
-        assert caller.socket.poll(10_000)
-        messages = framing.decode(caller.socket.recv_multipart()[0])
-        together_at_most = max(together_at_most, len(messages))
-        accepted += [message.transfer for message in messages if isinstance(message, Accept)]
-    assert accepted == [run.transfer for run in runs]
-    assert together_at_most > 1
-
-
-def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wait_until):
-    for _ in range(5):
-        caller.says(Complaint("you too\nand a second line"))
-    wait_until(lambda: peer.node.counts["complaints"] == 5, what="five complaints")
-    assert not caller.socket.poll(100)
-
-
-def test_text_of_a_stranger_stays_on_its_line_of_the_log(peer, caller, wait_until, capsys):
-    set_up(as_json=False)
-    caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
-    wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "refused" in line]
-    assert "a neighbor complains" in line
-    assert line.isprintable()
 
 
 def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, caller, tiny_bundle, wait_until):

@@ -7,8 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.connections import MAX_UNSENT, Incoming, Link, LinkDown, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import FLOOD_MESSAGES, ZERO_COPY_FROM, Links
+from ls_edge.runtime.transport.links import ZERO_COPY_FROM, Links
 from ls_edge.runtime.transport.zap import Curve
 from tests.faults.own_network import in_own_network, needs_own_network
 from tests.faults.proxy import Proxy
@@ -235,32 +233,6 @@ def test_a_process_that_is_killed_or_stopped_is_seen(end, address, number):
         process.wait()
 
 
-def test_a_socket_that_never_says_a_word_is_no_link(end):
-    """It takes connections and leaves them at that, as the kernel does for a process that is stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dialler = end({"a": f"tcp://127.0.0.1:{silent.getsockname()[1]}"})
-        for _ in range(20):
-            dialler.poll()
-        assert not dialler.events
-        assert not dialler.links.send(Link("a"), [b"x"])
-
-
-def test_many_links_end_one_by_one(end, address):
-    """Descriptors are used again by later connections; each end has to be that of the right link."""
-    listener = end({}, bind=address)
-    for number in range(12):
-        leaving, staying = end({"a": address}), end({"a": address})
-        end.until(lambda one=leaving, two=staying: one.of(LinkUp) and two.of(LinkUp), "two links")
-        leaving.links.send(Link("a"), [b"goes"])
-        staying.links.send(Link("a"), [b"stays"])
-        end.until(lambda n=number: len(listener.frames()) == 2 * n + 2, "two messages")
-        leaving.close()
-        end.until(lambda n=number: len(listener.of(LinkDown)) == n + 1, "one end")
-        assert num_incoming(listener.links) == number + 1
-    said = {event.link: event.frames[0].bytes for event in listener.of(Incoming)}
-    assert [said[event.link] for event in listener.of(LinkDown)] == [b"goes"] * 12
-
-
 def test_an_end_that_came_before_its_message_was_read_is_found_by_sending(end, address):
     listener = end({}, bind=address)
     for number in range(8):
@@ -275,16 +247,6 @@ def test_an_end_that_came_before_its_message_was_read_is_found_by_sending(end, a
             "its end",
         )
     assert {event.link for event in listener.of(LinkDown)} == {event.link for event in listener.of(Incoming)}
-
-
-def test_a_link_that_never_was_ends_once(end, address):
-    listener = end({}, bind=address)
-    nowhere = Link(routing_id=b"\0nope")
-    assert not listener.links.send(nowhere, [b"x"])
-    assert not listener.links.send(nowhere, [b"y"])
-    listener.poll()
-    listener.poll()
-    assert listener.events == [LinkDown(nowhere, "connection lost")]
 
 
 def test_a_frame_that_is_too_long_ends_only_its_connection(end, address):
@@ -319,14 +281,6 @@ def test_bytes_that_are_no_protocol_do_no_harm(end, address):
     assert dialler.links.send(Link("a"), [b"still here"])
     end.until(lambda: len(listener.frames()) == 2, "a message")
     assert not listener.of(LinkDown)
-
-
-def test_less_than_a_millisecond_is_waited_for(end, address):
-    links = end({}, bind=address).links
-    links.poll(0.0)
-    began = time.monotonic()
-    links.poll(0.0004)
-    assert time.monotonic() - began >= 0.0004
 
 
 def test_a_port_in_use_is_said(end, address):
@@ -481,50 +435,6 @@ def test_a_connection_that_ends_while_much_of_it_is_unread_ends_no_process(end, 
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-def test_a_sender_faster_than_the_reader_is_disconnected(end, address):
-    listener, dialler = linked(end, address)
-    gone = threading.Event()
-
-    def flood(raw):
-        with contextlib.suppress(OSError):
-            while True:
-                raw.sendall(b"\x00\x05hello" * 10_000)
-        gone.set()
-
-    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as raw:
-        shake_hands(raw, "DEALER")
-        thread = threading.Thread(target=flood, args=(raw,))
-        thread.start()
-        end.until(gone.is_set, "the end of the flood")
-        thread.join()
-    end.until(lambda: listener.of(LinkDown), "the end of its link")
-    assert dialler.links.send(Link("a"), [b"still here"])
-    end.until(lambda: [b"still here"] in listener.frames(), "a message of another")
-    assert not dialler.of(LinkDown)
-    assert len(listener.frames()) < 3 * FLOOD_MESSAGES
-
-
-def test_a_dialed_process_that_floods_is_disconnected_and_dialed_again(end):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(10)
-        dialler = end({"a": f"tcp://127.0.0.1:{server.getsockname()[1]}"})
-
-        def flood(raw):
-            with contextlib.suppress(OSError):
-                while True:
-                    raw.sendall(b"\x00\x05hello" * 10_000)
-
-        with server.accept()[0] as raw:
-            shake_hands(raw, "ROUTER")
-            thread = threading.Thread(target=flood, args=(raw,))
-            thread.start()
-            end.until(lambda: dialler.of(LinkDown), "the end of the link")
-            thread.join()
-        with server.accept()[0] as raw:
-            shake_hands(raw, "ROUTER")
-            end.until(lambda: len(dialler.of(LinkUp)) == 2, "the link again")
 
 
 @needs_own_network

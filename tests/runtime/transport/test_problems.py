@@ -1,7 +1,6 @@
 """Why a peer cannot be used: real peers and sources that do not get together, and what ``Node.problems`` says of it."""
 
 import dataclasses
-import socket
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.setup import PeerSettings
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
-from ls_edge.runtime.source.settings import Settings
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import PeerProblems
@@ -76,37 +74,12 @@ def test_a_name_that_is_not_known(file, bundle, serve, says):
         assert "cannot resolve host name 'nowhere.invalid'" in says(source, "correct its address in peers.yaml")
 
 
-def test_a_name_that_is_known_is_dialed(file, bundle, serve):
-    address = file.peer("a").address.replace("127.0.0.1", "localhost")
-    serve(Peer(file, "a", bundle))
-    with Source(altered(file, address=address), bundle) as source:
-        assert source.wait_ready(10) == ()
-        assert source.snapshot.problems == {}
-
-
-def test_one_that_speaks_something_else(file, bundle, says):
-    port = int(file.peer("a").address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)) as server, Source(file, bundle) as source:
-        server.settimeout(10)
-        with server.accept()[0] as connection:
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        with server.accept()[0]:  # libzmq by itself would not dial again
-            says(source, "no link to tcp://")
-
-
 def test_another_model(file, bundle, other_bundle, serve, says):
     serve(Peer(file, "a", Bundle.open(other_bundle)))
     with Source(file, bundle) as source:
         assert short_id(bundle.manifest.model_id) in says(source, "has model")
         assert "a" in source.snapshot.mismatched
         assert "it refused us" in source.snapshot.problems["a"]
-
-
-def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
-    other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id="f" * 64))
-    serve(Peer(file, "a", other))
-    with Source(file, bundle, Settings(strict_bundle=True)) as source:
-        assert "a has bundle ffffffffffff," in says(source, "--strict-bundle is on")
 
 
 def test_a_peer_that_demands_the_same_bundle(file, bundle, serve, says):

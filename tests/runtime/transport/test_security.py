@@ -8,7 +8,7 @@ import yaml
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import ConfigError, LinkError, UsageError
+from ls_edge.core.errors import ConfigError, LinkError
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
@@ -134,16 +134,6 @@ def test_a_listed_key_does_not_give_another_name(secured, tiny_bundle, wait_unti
         assert isinstance(laptop.heard[1], Welcome)  # and no STATE before it, which neighbors get every 100 ms
 
 
-def test_a_peer_is_no_source(secured, tiny_bundle, wait_until, keys):
-    file, peers = secured
-    with Stranger(file, "a", keys["b"]) as b:
-        wait_until(lambda: b.poll().up, what="a link")
-        b.says(hello(file, tiny_bundle, "b", "source"))
-        wait_until(lambda: b.poll().heard, what="an answer")
-        assert "is a peer" in b.heard[0].what
-        assert peers["a"].node.counts["hello refused"] == 1
-
-
 def test_a_key_that_is_listed_later_is_let_in_without_restarting_who_dials(
     tiny_bundle, write_peers, serve, keys, wait_until
 ):
@@ -171,19 +161,6 @@ def test_a_secret_key_of_somebody_else_is_a_clear_error(tiny_bundle, write_peers
     belongs = "is not in the file" if who == "nobody" else f"belongs to '{who}'"
     with pytest.raises(LinkError, match=f"the secret key does not belong to 'a': its public key {belongs}"):
         Peer(file, "a", Bundle.open(tiny_bundle), keys=keys.get(who) or new_pair())
-
-
-def test_a_source_needs_a_key_of_the_file(tiny_bundle, write_peers, keys):
-    file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
-    bundle = Bundle.open(tiny_bundle)
-    with pytest.raises(UsageError, match="give --secret-key"):
-        Source(file, bundle)
-    with pytest.raises(UsageError, match=r"give --secret-key a\.key_secret"):
-        Peer(file, "a", bundle)
-    with pytest.raises(UsageError, match="belongs to no source"):
-        Source(file, bundle, keys=new_pair())
-    with pytest.raises(UsageError, match="belongs to no source"):
-        Source(file, bundle, keys=keys["a"])
 
 
 def test_off_the_loopback_needs_keys_or_the_word_insecure(
@@ -217,22 +194,6 @@ def test_no_secret_is_written_or_shown(secured, tiny_bundle, keys, images, caplo
     said += repr([Curve(pair, {}, {}) for pair in keys.values()])
     for pair in keys.values():
         assert pair.secret.decode() not in said
-
-
-def test_two_sources_with_one_key_do_not_get_each_others_answers(secured, tiny_bundle, keys, images, assert_replays):
-    file, _ = secured
-    bundle = Bundle.open(tiny_bundle)
-    with Source(file, bundle, keys=keys["laptop"]) as one, Source(file, bundle, keys=keys["laptop"]) as two:
-        assert one.wait_ready() == two.wait_ready() == ()
-        batches = images(5), images(5, seed=1)
-        futures = [[source.submit(image) for image in batch] for source, batch in zip((one, two), batches, strict=True)]
-        for batch, some in zip(batches, futures, strict=True):
-            assert_replays(tiny_bundle, batch, [future.result(10) for future in some])
-
-
-def test_a_name_that_nobody_may_have_is_a_clear_error(tiny_bundle, write_peers):
-    with pytest.raises(UsageError, match="name 'my laptop': use 1 to 63 letters"):
-        Source(load_peers(write_peers(PLACEMENT)), Bundle.open(tiny_bundle), name="my laptop")
 
 
 def test_a_connection_with_a_replaced_key_is_ended_even_if_it_has_not_greeted(secured, wait_until, keys):
