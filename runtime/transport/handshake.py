@@ -29,8 +29,6 @@ GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
 """Seconds until a HELLO without WELCOME is repeated, which double up to the second value."""
 MAX_SOURCES = 256
 """Limit on linked processes that are not peers of ``peers.yaml``."""
-MAX_SOURCES_OF_ONE_KEY = 64
-"""Limit on such processes with the same key, so that one source cannot crowd out others."""
 REST_AFTER = 1.0
 """Seconds for which a second connection between two peers is kept, so that messages in flight arrive."""
 TWO_AFTER = 10.0
@@ -67,7 +65,7 @@ class LinkedProcesses:
         self.listed = {peer.name for peer in peers.peers}
         self._path = peers.path
 
-    def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
+    def reason_to_refuse(self, link: Link, greeting: Hello | Welcome) -> str:
         """Return why a process may not have its name on this link, or an empty string."""
         name = greeting.name
         if link.dialed and name != link.dialed:
@@ -85,8 +83,6 @@ class LinkedProcesses:
         others = sum(one not in self.listed for one in self.links_of)
         if others >= MAX_SOURCES:
             return f"{others} sources are linked to {self._name}, which is the limit; try again later"
-        if user and sum(self.user_of[links[0]] == user for links in self.links_of.values()) >= MAX_SOURCES_OF_ONE_KEY:
-            return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self._name}, which is the limit"
         return ""
 
     def add(self, link: Link, greeting: Hello | Welcome, user: str, now: float) -> bool:
@@ -241,9 +237,7 @@ class Handshake:
         link, name = event.link, greeting.name
         if isinstance(greeting, Welcome):
             self._linked.greeting_due.pop(link, None)
-        reason = self._linked.reason_to_refuse(link, greeting, event.user) or self._admission.reason_to_refuse(
-            greeting, event.user
-        )
+        reason = self._linked.reason_to_refuse(link, greeting) or self._admission.reason_to_refuse(greeting, event.user)
         if reason:
             self._refuse(event, greeting, one_line(reason))
             return

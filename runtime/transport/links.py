@@ -9,7 +9,6 @@ unknown process can end its own connection and nothing else, even with a greetin
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Mapping, Sequence
 
 import zmq
@@ -29,16 +28,9 @@ from ls_edge.runtime.transport.connections import (
 from ls_edge.runtime.transport.poller import SocketPoller, has_messages
 from ls_edge.runtime.transport.zap import Curve, ZapHandler
 
-log = logging.getLogger("ls_edge.runtime")
-
 ZERO_COPY_FROM = 1024 * 1024
 """Size from which a frame is sent without a copy, in bytes: pyzmq wakes a thread when such a frame has been sent, which
 costs as much as copying half a megabyte (``docs/measurements.md``)."""
-FLOOD_MESSAGES = 4096
-"""Number of messages after which a link is ended if its queue was never empty in between: its sender is faster than
-this process and would exhaust the memory."""
-_BACKLOG_LINKS = 4096
-"""Limit on links whose unread messages are counted."""
 
 # Plain integers: arithmetic on the enums takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -68,7 +60,6 @@ class Links:
         """Number of bytes of sent messages, without tokens."""
         self._lost: list[Link] = []
         """Ended links without an event of a monitor, for the next :meth:`poll`."""
-        self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
         self._listener: Listener | None = None
         self._zap: ZapHandler | None = None
         with contextlib.ExitStack() as opened:
@@ -152,8 +143,6 @@ class Links:
         self._sockets.curve = curve
         if self._zap is not None and curve is not None:
             self._zap.change(curve.names_by_key)
-        for name in dial:
-            self._backlogs.setdefault(name, {})
         self._lost += [Link(dialed=name) for name in self.dialer.change(dial)]
 
     def hang_up(self, link: Link) -> None:
@@ -189,34 +178,21 @@ class Links:
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         """Read at most 64 messages of a socket."""
-        backlog = self._backlogs[name]
-        if len(backlog) > _BACKLOG_LINKS:
-            backlog.clear()
         for _ in range(64):
             try:
                 frames = _receive(socket)
             except zmq.Again:  # its connection has ended since
                 return
-            self._on_message(frames, name, backlog, events)
+            self._on_message(frames, name, events)
             if not has_messages(socket):
-                backlog.clear()
                 return
         self.poller.used(socket)
 
-    def _on_message(
-        self, frames: list[zmq.Frame], name: str, backlog: dict[bytes, int], events: list[LinkEvent]
-    ) -> None:
+    def _on_message(self, frames: list[zmq.Frame], name: str, events: list[LinkEvent]) -> None:
         link = Link(name, b"" if name else frames[0].bytes)
-        key = link.routing_id
-        if self._listener is not None and key in self._listener.hung_up:
+        if self._listener is not None and link.routing_id in self._listener.hung_up:
             return
-        backlog[key] = waiting = backlog.get(key, 0) + 1
-        if waiting >= FLOOD_MESSAGES:
-            del backlog[key]
-            who, why = link.dialed or "an incoming connection", "it sends faster than this process reads"
-            log.warning("disconnected", extra={"peer": who, "why": why})
-            self.hang_up(link)
-        elif name:
+        if name:
             events.append(Incoming(link, frames, name))
         else:
             # Fails if libzmq has no address because the connection ended before it was accepted.

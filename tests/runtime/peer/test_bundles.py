@@ -52,11 +52,11 @@ def board(tmp_path, file, keys):
 def other_file(file, tmp_path):
     """Write a copy of the file with other values in the entry of the peer, or of the source that may push."""
 
-    def write(name, *, may_push=True, **values):
+    def write(file_name, *, may_push=True, **values):
         document = yaml.safe_load(file.path.read_text())
         document["peers"][0] |= values
         document["sources"][0]["may_push"] = may_push
-        path = tmp_path / name
+        path = tmp_path / file_name
         path.write_text(yaml.safe_dump(document))
         return path
 
@@ -70,7 +70,7 @@ def test_applied_files_are_used_instead_of_the_given_one(board, other_file, tiny
     board.apply(other_file("next.yaml", blocks=[4]), 3, is_accepted=True)
     adopted = board.bundles.adopt(board.setup)
     assert [set(one.peer("a").blocks) for one in (adopted.peers, *adopted.newer)] == [{1}, {4}]
-    assert board.bundles.read_again(board.setup).peers == adopted.peers
+    assert board.bundles.read_again(board.setup).entry == adopted.entry
 
 
 def test_a_damaged_applied_file_leaves_the_given_one(board, other_file, tiny_bundle, caplog):
