@@ -1,7 +1,9 @@
-"""Entry point of ``ls-edge`` and ``python -m ls_edge``: handles signals before all imports."""
+"""Entry point of ``ls-edge`` and ``python -m ls_edge``: handles the locale and signals before all imports."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import NoReturn
 
 from ls_edge.cli import interrupts
@@ -9,10 +11,18 @@ from ls_edge.cli import interrupts
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    _use_utf8()
     interrupts.install()
     from ls_edge.cli.main import main as run
 
     run()
+
+
+def _use_utf8() -> None:
+    """Start again in UTF-8 mode if the locale has another encoding: names of classes and files are UTF-8 everywhere."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this very command
 
 
 if __name__ == "__main__":

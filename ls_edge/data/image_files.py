@@ -1,9 +1,9 @@
 """Image files in a folder or a tar, with a reader for each, and the files that are ignored.
 
-Folders and tars are listed by the same code, so a folder and a tar of it contain the same images. Nothing is extracted
-to disk: a plain tar is read by offset; a compressed tar is unpacked into memory, where it must fit. Links within the
-folder or tar are followed; links that lead out of a tar, devices, and files without the extension of an image are
-ignored.
+Folders and tars are listed by the same code, so a folder and a tar of it contain the same images. Names are UTF-8,
+whatever the locale. Nothing is extracted to disk: a plain tar is read by offset; a compressed tar is unpacked into
+memory, where it must fit. Links within the folder or tar are followed; links that lead out of a tar, devices, and files
+without the extension of an image are ignored.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _DiskFolder:
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    yield entry.name, _on_disk(entry)
+                    yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), _on_disk(entry)
         except OSError as error:
             raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
 
@@ -328,7 +328,7 @@ def _read_archive(file: ImageFile) -> _TarFolder:
 def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolder:
     """Return the top folder of the plain tar from the stream's position to ``end``; raise TarError if it is cut off."""
     top = _TarFolder()
-    with tarfile.open(fileobj=stream, mode="r:") as archive:
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8") as archive:
         for member in archive:
             if member.offset >= end:  # an inner tar without an end marker
                 return top

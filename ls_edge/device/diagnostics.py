@@ -230,6 +230,7 @@ def check_hardware() -> Iterator[Finding]:
     cores, quota, memory = hardware.cores(), hardware.cpu_quota(), hardware.memory_gib()
     free_disk = shutil.disk_usage(".").free / 2**30
     limited, limit = "", None
+    unknown = "" if hardware.shows_limits() else "; the limits of its control group are unknown"
     if quota is not None and quota < cores:
         limited = f", but the control group grants the time of {quota:g}"
         threads = f"{max(1, int(quota))} (--threads, or 'threads' in peers.yaml)"
@@ -241,7 +242,7 @@ def check_hardware() -> Iterator[Finding]:
         ("cores", f"{cores}{limited}", limit),
         (
             "memory",
-            memory and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free",
+            memory and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free{unknown}",
             "end other programs: a peer needs about 100 MiB in addition to its blocks"
             if memory and memory[1] < 0.5
             else None,

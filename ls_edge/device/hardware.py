@@ -52,8 +52,9 @@ def cores() -> int:
 
 def cpu_quota(root: Path = CGROUP, own: Path = OWN_CGROUP) -> float | None:
     """Return the number of cores that the control groups of this process grant; None without a limit."""
-    limits = [text_of(folder / "cpu.max").split() for folder in _control_groups(root, own)]
-    limits.append([text_of(root / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")])  # version 1
+    folders = _control_groups(root, own, "cpu")
+    limits = [text_of(folder / "cpu.max").split() for folder in folders]
+    limits += [[text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")] for folder in folders]  # v1
     known = [tuple(map(int, limit)) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
     return min((granted / period for granted, period in known if period), default=None)
 
@@ -64,21 +65,38 @@ def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, floa
     if "MemTotal" not in info:
         return None
     total, free = info["MemTotal"] / 2**20, info.get("MemAvailable", info["MemTotal"]) / 2**20
-    for folder in _control_groups(root, own):
-        limit, used = text_of(folder / "memory.max"), text_of(folder / "memory.current")
-        if limit.isdigit():
-            # Cached files count as used until others need the memory.
-            cached = re.findall(r"^inactive_file (\d+)$", text_of(folder / "memory.stat"), re.M)
-            unused = int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, cached))
-            total, free = min(total, int(limit) / 2**30), min(free, unused / 2**30)
+    for folder in _control_groups(root, own, "memory"):
+        for limit_file, used_file in _MEMORY_FILES:
+            limit, used = text_of(folder / limit_file), text_of(folder / used_file)
+            if limit.isdigit():
+                # Cached files count as used until others need the memory.
+                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.M)
+                unused = int(limit) - (int(used) if used.isdigit() else 0) + (int(cached[1]) if cached else 0)
+                total, free = min(total, int(limit) / 2**30), min(free, unused / 2**30)
     return total, free
 
 
-def _control_groups(root: Path, own: Path) -> list[Path]:
-    """Return the folder of the control group of this process, and those above it; version 2."""
-    match = re.search(r"^0::/(.*)$", text_of(own), re.M)
-    level = root / match[1].strip() if match and ".." not in match[1] else root
-    return [folder for folder in (level, *level.parents) if folder.is_relative_to(root)]
+_MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Files of the limit and the use of memory, of control groups of version 2 and 1."""
+
+
+def shows_limits(root: Path = CGROUP, own: Path = OWN_CGROUP) -> bool:
+    """Return whether limits of control groups can be read; a container may hide them."""
+    return not text_of(own) or (root.is_dir() and any(root.iterdir()))
+
+
+def _control_groups(root: Path, own: Path, controller: str) -> list[Path]:
+    """Return the folders of the control groups of this process, and those above them.
+
+    Version 1 has a tree for each controller. A container sees its own group at the top of the tree, whatever its path.
+    """
+    found = []
+    for names, path in re.findall(r"^\d+:([^:]*):/(.*)$", text_of(own), re.M):
+        if not names or controller in names.split(","):
+            tree = root / names if (root / names).exists() else root / controller
+            level = tree if ".." in path else tree / path
+            found += [folder for folder in (level, *level.parents) if folder.is_relative_to(tree)]
+    return found
 
 
 def board() -> str | None:

@@ -110,6 +110,7 @@ class LocalCluster:
                 command += ["--secret-key", str(self.secret_key(name))]
             # The secret key of this process must not become that of a peer.
             environment = {key: value for key, value in os.environ.items() if key != "LS_EDGE_SECRET_KEY"}
+            environment["PYTHONUTF8"] = "1"  # a process that starts itself again would lose the end of its input
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments

@@ -133,7 +133,8 @@ class Rtsp(Camera):
             scan = body[start + int.from_bytes(body[start : start + 2], "big") : -2]
             for at in range(0, len(scan), 1200):
                 piece = scan[at : at + 1200]
-                rtp = struct.pack(">BBHII", 0x80, 26 | 0x80 * (at + 1200 >= len(scan)), next(number) & 0xFFFF, stamp, 7)  # fmt: skip
+                kind = 26 | 0x80 * (at + 1200 >= len(scan))
+                rtp = struct.pack(">BBHII", 0x80, kind, next(number) & 0xFFFF, stamp, 7)
                 rtp += struct.pack(">IBBBB", at, 1, 255, SIDES[0] // 8, SIDES[1] // 8)
                 rtp += struct.pack(">BBH", 0, 0, len(tables)) + tables if at == 0 else b""
                 connection.sendall(struct.pack(">cBH", b"$", 0, len(rtp + piece)) + rtp + piece)

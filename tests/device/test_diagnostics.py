@@ -108,10 +108,6 @@ def test_cores_that_the_control_group_does_not_grant_are_a_warning(tmp_path, mon
     (tmp_path / "root/a/b/cpu.max").write_text("max 100000\n")
     (tmp_path / "root/a/cpu.max").write_text("150000 100000\n")
     assert hardware.cpu_quota(tmp_path / "root", own) == 1.5
-    (tmp_path / "root/cpu").mkdir()
-    (tmp_path / "root/cpu/cpu.cfs_quota_us").write_text("50000\n")
-    (tmp_path / "root/cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert hardware.cpu_quota(tmp_path / "root", own) == 0.5
     monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
     found = pairs(diagnostics.check_hardware())["cores"]
     assert found.status == "warn"

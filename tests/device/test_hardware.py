@@ -51,6 +51,30 @@ def test_free_memory_is_that_of_the_service_and_its_slice(tmp_path):
     assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 24 / 1024)
 
 
+@pytest.mark.parametrize("folder", ["cpu,cpuacct/docker/abc", "cpu,cpuacct", "cpu"])  # on the host, in a container
+def test_limits_of_control_groups_of_version_1_are_read(tmp_path, folder):
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    assert hardware.shows_limits(root, own)
+    own.write_text("9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n0::/\n")
+    assert not hardware.shows_limits(root, own)
+    memory, cpu = root / folder.replace("cpu,cpuacct", "memory").replace("cpu", "memory"), root / folder
+    for place, files in (
+        (cpu, {"cpu.cfs_quota_us": 150_000, "cpu.cfs_period_us": 100_000}),
+        (memory, {"memory.limit_in_bytes": 400 * 2**20, "memory.usage_in_bytes": 100 * 2**20}),
+    ):
+        place.mkdir(parents=True)
+        for name, value in files.items():
+            (place / name).write_text(f"{value}\n")
+    (memory / "memory.stat").write_text(f"total_inactive_file {20 * 2**20}\n")
+    assert hardware.cpu_quota(root, own) == 1.5
+    assert hardware.memory_gib(root, own) == (400 / 1024, 320 / 1024)
+    assert hardware.shows_limits(root, own)
+    (cpu / "cpu.cfs_quota_us").write_text("-1\n")
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert hardware.cpu_quota(root, own) is None
+    assert hardware.memory_gib(root, own)[0] == hardware.memory_gib(tmp_path, tmp_path)[0]
+
+
 def test_jetpack_comes_from_its_package_or_from_jetson_linux(tmp_path):
     assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (None, None)
     (tmp_path / "etc").mkdir()
