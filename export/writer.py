@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
 import secrets
 import shutil
@@ -47,6 +46,7 @@ from ls_edge.engines.engine import signature_of
 from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.tensorrt.build import tensorrt_name
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges, read_calibration
 from ls_edge.export.canonical import HALF_SCALES, OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
@@ -259,7 +259,7 @@ def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: N
     :class:`ls_edge.core.errors.EngineError` if an engine cannot be built, and :class:`VerificationError` if the engines
     and ONNX Runtime disagree.
     """
-    if importlib.util.find_spec("tensorrt") is None:
+    if tensorrt_name() is None:
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (

@@ -20,6 +20,8 @@ from ls_edge.device.diagnostics import (
     probe,
 )
 from ls_edge.device.requirements import engine_advice, installed, numbers
+from ls_edge.engines.cuda.runtime import NO_DRIVER
+from ls_edge.engines.tensorrt.build import tensorrt_name
 
 # Written with the package onnx, which boards do not have; a test compares them with its output.
 PRODUCT_MODEL = (
@@ -92,7 +94,7 @@ def _check_each_engine() -> Iterator[Finding]:
     """Check that an engine library is installed and that each of its execution providers computes."""
     builds = onnxruntime_builds()
     has_ort = importlib.util.find_spec("onnxruntime") is not None
-    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    has_tensorrt = tensorrt_name() is not None
     if not has_ort and not has_tensorrt:
         yield Finding(
             "warn",
@@ -109,7 +111,7 @@ def _check_each_engine() -> Iterator[Finding]:
 def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
     """Check that TensorRT builds and runs a layer; if only the system has TensorRT, find out why it is not visible."""
     what = "engine TensorRT"
-    if importlib.util.find_spec("tensorrt") is None:
+    if tensorrt_name() is None:
         for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
             needed = outside.parts[-3]
             ours = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -134,9 +136,11 @@ def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
 
 def check_cuda() -> Iterator[Finding]:
     """Check that the driver supports the installed CUDA runtime, if an engine library uses one."""
-    if importlib.util.find_spec("tensorrt") is None and installed("onnxruntime-gpu") is None:
+    if tensorrt_name() is None and installed("onnxruntime-gpu") is None:
         return
     tried = probe(_CUDA_CODE)
+    if tried.found is None and NO_DRIVER in tried.why and tensorrt_name() is not None:
+        return  # TensorRT's finding says so
     if tried.found is None:
         yield Finding("warn", "CUDA runtime", tried.why, _fix_of(tried.why, "the CUDA runtime"))
         return

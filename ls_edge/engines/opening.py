@@ -23,7 +23,8 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
-from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, this_device
+from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, build_target, this_device
+from ls_edge.engines.tensorrt.cache import TensorRTDevice
 from ls_edge.engines.tensorrt.engine import open_tensorrt
 
 if TYPE_CHECKING:
@@ -105,12 +106,12 @@ def choose(
     return EngineChoice("onnx", CPU, (*passed_over, f"{CUDA}: {why}"))
 
 
-def _tensorrt_for(bundle: Bundle) -> str:
+def _tensorrt_for(bundle: Bundle, device: Callable[[], TensorRTDevice] = this_device) -> str:
     """Return TensorRT and the GPU; raise :class:`EngineError` if they cannot run the bundle."""
     if bundle.manifest.verified.get("int8") == "dynamic":
         # A comma, so that :func:`_reason` keeps the advice.
         raise EngineError("the bundle's int8 is dynamic, export it with --engine tensorrt --calibrate DATA")
-    return str(this_device())
+    return str(device())
 
 
 OnChoice = Callable[[EngineChoice], None]
@@ -240,7 +241,7 @@ def build_engines(
     names = list(parts)
     options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     try:
-        _tensorrt_for(bundle)
+        _tensorrt_for(bundle, build_target)
         for done, name in enumerate(names):
             on_step(done, len(names), name)
             yield build_part(bundle, name, options, on_status=partial(on_step, done, len(names)))

@@ -53,7 +53,7 @@ def test_visits_are_timed_with_and_without_graphs(tiny_bundle, tmp_path, monkeyp
 def test_without_tensorrt_the_numbers_say_so_and_errors_are_those_against_the_export(tiny_bundle, tmp_path):
     done = numbers("visits", tiny_bundle, "usual", doubles=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "tensorrt is not installed" in done.stderr
+    assert re.search("tensorrt is not installed|CUDA runtime cannot be used", done.stderr)
     bundle = Bundle.open(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     outputs = bundle.manifest.verified["outputs"]
     names = ["stem", *(f"block {index}" for index in range(6)), "head", "chain"]
@@ -64,7 +64,7 @@ def test_without_tensorrt_the_numbers_say_so_and_errors_are_those_against_the_ex
     write_manifest(bundle.folder, bundle.manifest)
     done = numbers("errors", bundle.folder, doubles=False)
     assert done.returncode == 0
-    assert "first build: onnx CPUExecutionProvider (not tensorrt: tensorrt is not installed" in done.stdout
+    assert "first build: onnx CPUExecutionProvider (not tensorrt: " in done.stdout
     found = re.findall(r"^(.*): relative error: first build (\S+), second build (\S+)$", done.stdout, re.M)
     assert {name: float(first) > 1e-6 for name, first, _ in found} == {name: name == "block 3" for name in names}
     assert all(first == second for _, first, second in found)

@@ -86,7 +86,7 @@ def hide(monkeypatch):
 
 
 def test_without_an_engine_library_there_is_one_warning(hide, install_only):
-    hide("onnxruntime", "tensorrt")
+    hide("onnxruntime", "tensorrt", "tensorrt_rtx_bindings")
     install_only({})
     (found,) = engines.check_engines()
     assert (found.status, found.what) == ("warn", "engines")
@@ -114,7 +114,7 @@ OTHER = f"python3.{sys.version_info.minor - 1}"
     ("python", "words", "wanted"), [(OTHER, f"made for {OTHER} while this is {OURS}", OTHER), ("python3", "", OURS)]
 )
 def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, words, wanted):
-    hide("tensorrt")
+    hide("tensorrt", "tensorrt_rtx_bindings")
     assert list(engines.check_tensorrt(tmp_path)) == []
     (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
     (found,) = engines.check_tensorrt(tmp_path)

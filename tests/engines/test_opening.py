@@ -53,10 +53,12 @@ def test_a_missing_provider_is_refused_and_auto_is_the_cpu(bundle):
 
 
 def test_unknown_engines_and_too_few_threads_are_refused(bundle):
-    with pytest.raises(EngineError, match="tensorrt"):
-        open_engine(bundle, "head", kind="tensorrt")
-    with pytest.raises(EngineError, match="tensorrt"):
-        open_block_engines(bundle, [0], kind="tensorrt")
+    for opened in (
+        lambda: open_engine(bundle, "head", kind="tensorrt"),
+        lambda: open_block_engines(bundle, [0], kind="tensorrt"),
+    ):
+        with pytest.raises(EngineError, match=r"tensorrt is not installed|CUDA runtime cannot be used"):
+            opened()
     with pytest.raises(UsageError, match="'paper' is not known"):
         open_engine(bundle, "head", kind="paper")
     with pytest.raises(UsageError, match="0 threads are too few"):

@@ -19,7 +19,7 @@ from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.core.text import counted, name_blocks, parse_ranges
 from ls_edge.engines.opening import build_engines
-from ls_edge.engines.tensorrt.build import EngineOptions, this_device
+from ls_edge.engines.tensorrt.build import EngineOptions, build_target
 from ls_edge.engines.tensorrt.cache import default_folder
 from ls_edge.runtime.store.store import Store
 
@@ -54,7 +54,7 @@ def command(
     """Build the engines of a bundle for this device in advance.
 
     Builds the engines that 'ls-edge peer' and 'ls-edge run' load for the folder BUNDLE, and keeps them in this user's
-    cache. Requires TensorRT and the CUDA runtime, but neither torch nor onnx.
+    cache. Requires TensorRT and the CUDA runtime, or TensorRT for RTX, but neither torch nor onnx.
 
     --store also writes the bundle into the store of the peer, which then starts with it instead of waiting for 'ls-edge
     push'. The peer must not be running. If it uses ONNX Runtime, nothing is built.
@@ -97,7 +97,7 @@ def command(
         )
         if place is not None:
             place.switch(manifest)
-    on = f"{this_device()}" if built else None
+    on = f"{build_target()}" if built else None
     up_to = EngineOptions.of(opened, max_batch).max_batch
     if as_json:
         engines = [

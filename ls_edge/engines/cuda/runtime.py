@@ -72,6 +72,7 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
 """``cudaErrorInsufficientDriver``: the driver does not support this runtime."""
+NO_DRIVER = "there is no NVIDIA driver"
 LOST = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 """Errors after which all calls of the process fail: those for which ``driver_types.h`` of CUDA 12.6 to 13.0 says that
 the process "must be terminated and relaunched", and ``cudaErrorUnknown``."""
@@ -152,13 +153,12 @@ def cuda_runtime() -> CudaRuntime:
             return found
         runtime, driver = found.release_of("Runtime"), found.release_of("Driver")
         if driver == "0.0":
-            problems.insert(0, "there is no NVIDIA driver")
+            problems.insert(0, NO_DRIVER)
         else:
             problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
     why = problems[0] if problems else "libcudart is not installed"
-    raise EngineError(
-        f"the CUDA runtime cannot be used: {why}; install the one for this driver's CUDA release, or use --engine onnx"
-    )
+    fix = "NVIDIA's driver" if why == NO_DRIVER else "the one for this driver's CUDA release"
+    raise EngineError(f"the CUDA runtime cannot be used: {why}; install {fix}, or use --engine onnx")
 
 
 def _candidates() -> Iterator[str]:

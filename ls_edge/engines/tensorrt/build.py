@@ -1,17 +1,19 @@
 """Build of a TensorRT engine from an ONNX part, on the device that will run it.
 
-Supports TensorRT 10.3 (JetPack 6) to 11. The network is strongly typed: the ONNX file determines which numbers are
-float16, int8, or float32 (``export --precision``). TF32 is disabled, since float32 must give the same results on every
-device. There is one profile for single images and one that is tuned for the largest batch. Identical blocks share
-TensorRT's timing cache, so only the first build takes long; the others take seconds.
+Supports TensorRT 10.3 (JetPack 6) to 11, and TensorRT for RTX from 1.2, which builds without a GPU. The network is
+strongly typed: the ONNX file determines which numbers are float16, int8, or float32 (``export --precision``). TF32 is
+disabled, since float32 must give the same results on every device. There is one profile for single images and one that
+is tuned for the largest batch. Identical blocks share TensorRT's timing cache, so only the first build takes long; the
+others take seconds.
 
-Not run on hardware yet: names and signatures are checked against the published Python bindings of TensorRT 10.3, 10.16,
-11.0, and 11.4, and the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
+Not run on hardware yet. The tests build parts with TensorRT for RTX, check names and signatures against the Python
+bindings of TensorRT 10.3, 10.16, 11.0, and 11.4, and run the rest on doubles of CUDA and TensorRT (``tests/doubles``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -39,26 +41,40 @@ LEAST_MAX_BATCH = 8
 """Lower limit of the largest batch, which an engine supports if it was built without ``max_batch``."""
 PROGRESS_EVERY_S = 5.0
 """Minimum time between two status lines of a build."""
+NO_REASON = "it gave no reason"
 WORKSPACE = 1 << 30
 """Bytes that kernels may use while they run, unless ``gpu_mem_limit`` is lower."""
 
 
+def tensorrt_name() -> str | None:
+    """Return the module of TensorRT or, without it, of TensorRT for RTX; None if neither is installed."""
+    names = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+    return next((name for name in names if importlib.util.find_spec(name) is not None), None)
+
+
 def tensorrt_module() -> Any:
-    """Import ``tensorrt``; raise :class:`EngineError` if it is missing, does not load, or is not version 10.3 to 11."""
-    if importlib.util.find_spec("tensorrt") is None:
+    """Import TensorRT; raise :class:`EngineError` if it is missing, does not load, or has an unsupported version."""
+    name = tensorrt_name()
+    if name is None:
         raise EngineError(
             "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
         )
     try:
-        trt = importlib.import_module("tensorrt")
+        trt = importlib.import_module(name)
     except Exception as error:
-        raise EngineError(f"tensorrt does not load ({first_line(error)}); use --engine onnx") from error
-    if not (10, 3) <= numbers(trt.__version__) < (12,):
+        raise EngineError(f"{name} does not load ({first_line(error)}); use --engine onnx") from error
+    least, beyond, shown = ((1, 2), (2,), "1.2 to 1") if is_rtx(trt) else ((10, 3), (12,), "10.3 to 11")
+    if not least <= numbers(trt.__version__) < beyond:
         raise EngineError(
-            f"tensorrt is version {trt.__version__}, this ls-edge supports 10.3 to 11; update JetPack or TensorRT, or "
+            f"{name} is version {trt.__version__}, this ls-edge supports {shown}; update JetPack or TensorRT, or "
             "use --engine onnx"
         )
     return trt
+
+
+def is_rtx(trt: Any) -> bool:
+    """Return whether a module is TensorRT for RTX, whose engines run on every RTX GPU."""
+    return "rtx" in trt.__name__
 
 
 def this_device() -> TensorRTDevice:
@@ -67,7 +83,17 @@ def this_device() -> TensorRTDevice:
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
     name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
     major, minor, multiprocessors = map(cuda.attribute, (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS))
+    if is_rtx(trt) and major < 8:
+        raise EngineError(
+            f"TensorRT for RTX needs compute capability 8.0, {name} has {major}.{minor}; use --engine onnx"
+        )
     return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors)
+
+
+def build_target() -> TensorRTDevice:
+    """Return what engines are built for: this machine or, with TensorRT for RTX, any RTX GPU; raise as this_device."""
+    trt = tensorrt_module()
+    return TensorRTDevice(f"RTX {trt.__version__}", "any RTX GPU", "8.0", 0) if is_rtx(trt) else this_device()
 
 
 @dataclass(frozen=True)
@@ -98,14 +124,16 @@ def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> 
     return EngineKey(
         **msgspec.structs.asdict(device),
         onnx_sha256=onnx_sha256,
-        profiles=((1, 1, 1), (2, options.max_batch, options.max_batch)),
+        profiles=((1, 1, options.max_batch),)
+        if device.tensorrt.startswith("RTX")
+        else ((1, 1, 1), (2, options.max_batch, options.max_batch)),
         workspace=min(WORKSPACE, options.gpu_mem_limit or WORKSPACE),
     )
 
 
-def profile_of(batch: int) -> int:
-    """Return the index of the optimization profile for a batch size; see :func:`key_of`."""
-    return int(batch > 1)
+def profile_of(batch: int, profiles: int) -> int:
+    """Return the index of the optimization profile for a batch size, of one or two; see :func:`key_of`."""
+    return int(batch > 1 and profiles > 1)
 
 
 @dataclass(frozen=True)
@@ -133,7 +161,7 @@ def build_part(
     ``ls-edge build`` and peers get all engines from here. Raise :class:`EngineError` if TensorRT, CUDA, or a GPU is
     missing, if the part cannot be built, or, with ``must_keep``, if the engine cannot be written.
     """
-    key = key_of(bundle.part(part).sha256, this_device(), options)
+    key = key_of(bundle.part(part).sha256, build_target(), options)
     cache = cache if cache is not None else EngineCache()
     raw = bundle.read(part)
     refuse_weights_elsewhere(raw, part)
@@ -155,38 +183,50 @@ def build_part(
 
 @functools.cache
 def tensorrt_logger(trt: Any) -> Any:
-    """Return the TensorRT logger of this process; its method ``take()`` returns the last error.
+    """Return the TensorRT logger of this process; its method ``take()`` returns the first error since the last call.
 
-    TensorRT uses the first logger that it receives for everything, as long as any of its objects exists.
+    The first error is the cause of the others. TensorRT uses the first logger that it receives for everything, as long
+    as any of its objects exists.
     """
+    errors = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.last = ""
+            self.first = ""
 
         def take(self) -> str:
-            """Return and clear the last error."""
-            last, self.last = self.last, ""
-            return last or "it gave no reason"
+            """Return and clear the first error."""
+            first, self.first = self.first, ""
+            return first
 
         def log(self, severity: Any, msg: str) -> None:
-            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
-                self.last = first_line(ValueError(msg))
-                log.error("TensorRT", extra={"text": self.last})
-            elif severity == trt.ILogger.Severity.WARNING:
-                log.debug("TensorRT", extra={"text": first_line(ValueError(msg))})
+            text, is_error = first_line(ValueError(msg)), severity in errors
+            if is_error:
+                self.first = self.first or text
+            if is_error or severity == trt.ILogger.Severity.WARNING:
+                log.debug("TensorRT", extra={"text": text})
 
     return Logger()
 
 
 def tensorrt_object(trt: Any, kind: str) -> Any:
     """Return a ``Builder`` or ``Runtime``; raise :class:`EngineError` if TensorRT cannot create it."""
+    logger = tensorrt_logger(trt)
+    logger.take()
     try:
-        return getattr(trt, kind)(tensorrt_logger(trt))
-    except TypeError as error:  # raised by the bindings for a null pointer
-        why = tensorrt_logger(trt).take()
-        raise EngineError(f"TensorRT {trt.__version__} does not start ({why}); end other programs") from error
+        made = getattr(trt, kind)(logger)
+    except TypeError:  # raised by the bindings for a null pointer
+        made = None
+    why = logger.take()
+    if made is not None and not why:
+        return made
+    # Where CUDA does not start, 10.16 to 11.4 return an object whose first use crashes, and so does its destructor.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    raise EngineError(
+        f"TensorRT {trt.__version__} does not start ({why or NO_REASON}); end other programs, install a newer driver, "
+        "or use --engine onnx"
+    )
 
 
 @functools.cache
@@ -260,14 +300,9 @@ def build(
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(raw):
-        errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        hint = (
-            "; int8 for TensorRT is exported with --engine tensorrt"
-            if "ynamicQuantize" in raw.decode("latin-1")
-            else ""
-        )
+        hint = "; int8 for TensorRT is exported with --engine tensorrt" if b"DynamicQuantizeLinear" in raw else ""
         raise EngineError(
-            f"{part}: TensorRT {trt.__version__} cannot read the file ({first_line(ValueError(*errors[:1]))}); "
+            f"{part}: TensorRT {trt.__version__} cannot read the file ({_parser_reason(parser) or logger.take()}); "
             f"use --engine onnx{hint}"
         )
     config = builder.create_builder_config()
@@ -281,15 +316,27 @@ def build(
             rest = tuple(tensor.shape)[1:]
             profile.set_shape(tensor.name, *((batch, *rest) for batch in batches))
         config.add_optimization_profile(profile)
-    cache = config.create_timing_cache(timing)
-    if cache is None or not config.set_timing_cache(cache, False):  # measured on another device
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, False)
+    if is_rtx(trt):
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # allocations cannot be captured in graphs
+    else:
+        cache = config.create_timing_cache(timing)
+        if cache is None or not config.set_timing_cache(cache, False):  # measured on another device
+            config.set_timing_cache(config.create_timing_cache(b""), False)
     with _progress_monitor(trt, report) as config.progress_monitor:
         plan = builder.build_serialized_network(network, config)
+    why = logger.take() or NO_REASON
     if plan is None:
         raise EngineError(
             f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} "
-            f"({logger.take()}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
+            f"({why}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
         )
-    return bytes(plan), bytes(config.get_timing_cache().serialize())
+    return bytes(plan), b"" if is_rtx(trt) else bytes(config.get_timing_cache().serialize())
+
+
+def _parser_reason(parser: Any) -> str:
+    """Return operator, node, and reason of the parser's first error; the reason is its last line of its own."""
+    if not parser.num_errors:
+        return ""
+    error = parser.get_error(0)
+    lines = [line for line in error.desc().splitlines() if "catchCudaError" not in line]
+    return f"{error.node_operator()} {error.node_name()}: {lines[-1][:200] if lines else NO_REASON}".lstrip(" :")

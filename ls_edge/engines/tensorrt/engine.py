@@ -25,6 +25,7 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import THREAD_LOCAL
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt.build import (
+    NO_REASON,
     BuiltPart,
     EngineOptions,
     build_part,
@@ -37,6 +38,13 @@ from ls_edge.engines.tensorrt.build import (
 from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus, TensorRTDevice
 
 log = logging.getLogger("ls_edge.engines")
+
+_UNFIT = ("kEXPECTED_MAGIC_TAG", "blobSize", "bufferSize", "serialization version", "Magic tag")
+"""Words of TensorRT about an engine that is damaged, or of another version or device."""
+
+
+class UnfitEngine(EngineError):
+    """A serialized engine has to be built again."""
 
 
 @dataclass
@@ -58,7 +66,7 @@ class TensorRTEngine:
     def __init__(
         self, plan: bytes, part: str, signature: Signature, device: TensorRTDevice, workspace: CudaWorkspace
     ) -> None:
-        """Load a serialized engine; raise :class:`EngineError` if it is for another device or part."""
+        """Load a serialized engine; raise :class:`UnfitEngine` if it must be built again."""
         self.part = part
         self.signature = signature
         self.provider = str(device)
@@ -68,9 +76,9 @@ class TensorRTEngine:
         self._trt = tensorrt_module()
         self._engine: Any = tensorrt_runtime(self._trt).deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise EngineError(
-                f"the engine of {part} does not load in {device}; it was built for another device or version"
-            )
+            why = self._why
+            kind = UnfitEngine if any(word in why for word in _UNFIT) else EngineError
+            raise kind(f"the engine of {part} does not load in {device} ({why}); use --engine onnx")
         self._check_signature()
         workspace.hold()
         self._contexts: dict[tuple[int, ...], _Context] = {}
@@ -96,7 +104,7 @@ class TensorRTEngine:
         if self._engine is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
         uses_graph = not self.no_graphs and batch in (1, self.workspace.max_batch)
-        key = (batch, *addresses.values()) if uses_graph else (profile_of(batch),)
+        key = (batch, *addresses.values()) if uses_graph else (self._profile_of(batch),)
         found = self._contexts.get(key)
         if found is not None and found.generation != self.workspace.generation:
             self._drop(key)
@@ -135,6 +143,7 @@ class TensorRTEngine:
                 found.graph = self._capture(found.context)
             except EngineError as error:
                 self.no_graphs = first_line(error)
+                tensorrt_logger(self._trt).take()
                 log.warning("runs without CUDA graphs", extra={"part": self.part, "why": self.no_graphs})
                 return False
         self.workspace.cuda.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
@@ -170,7 +179,7 @@ class TensorRTEngine:
             )
         # Only the first context of an engine gets a profile automatically.
         try:
-            context.set_optimization_profile_async(profile_of(batch), self.workspace.stream)
+            context.set_optimization_profile_async(self._profile_of(batch), self.workspace.stream)
         except RuntimeError as error:
             raise EngineError(f"{self.part}: TensorRT does not take the engine's profile ({self._why})") from error
         context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))
@@ -190,9 +199,12 @@ class TensorRTEngine:
                 f"{self.part} failed on {self.provider} ({self._why}); see 'ls-edge doctor', or use --engine onnx"
             )
 
+    def _profile_of(self, batch: int) -> int:
+        return profile_of(batch, self._engine.num_optimization_profiles)
+
     @property
     def _why(self) -> str:
-        return str(tensorrt_logger(self._trt).take())
+        return tensorrt_logger(self._trt).take() or NO_REASON
 
     def _check_signature(self) -> None:
         trt, engine = self._trt, self._engine
@@ -231,9 +243,7 @@ def open_tensorrt(
     built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
     try:
         return load(built)
-    except EngineError as error:
-        if "does not load in" not in str(error):
-            raise
-        on_status(f"{error}; building it again")
+    except UnfitEngine as error:
+        on_status(f"{str(error).rpartition('; ')[0]}; building it again")
         cache.forget(built.key)
         return load(build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False))

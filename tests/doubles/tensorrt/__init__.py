@@ -183,6 +183,12 @@ class ParserError:
     def desc(self):
         return self._text
 
+    def node_name(self):
+        return "node"
+
+    def node_operator(self):
+        return "Operator"
+
 
 class OnnxParser:
     def __init__(self, network, logger):
@@ -282,8 +288,8 @@ class Builder(_Native):
     """TensorRT's message if it cannot build; set by a test."""
 
     def __init__(self, logger):
-        _check_memory()
         self._log_to(logger)
+        _start(self)
 
     def create_network(self, flags=0):
         return INetworkDefinition(flags)
@@ -338,21 +344,23 @@ class Builder(_Native):
         return ""
 
 
-def _check_memory():
-    """Raise what pybind11 raises if createInferBuilder or createInferRuntime returns a null pointer."""
+def _start(made):
+    """Return an object whose end crashes where CUDA does not start, as createInferRuntime of 10.16 to 11.4 does."""
     if cuda.DEVICE.memory <= 0:
-        raise TypeError("pybind11::init(): factory function returned nullptr")
+        _Native._log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 2")
+        _Native._log(ILogger.Severity.ERROR, "another error")
+        weakref.finalize(made, os.abort).atexit = False
 
 
 class Runtime(_Native):
     def __init__(self, logger):
-        _check_memory()
         self._log_to(logger)
+        _start(self)
 
     def deserialize_cuda_engine(self, serialized_engine):
         raw = bytes(serialized_engine)
         if not raw.startswith(_MAGIC):
-            self._log(ILogger.Severity.ERROR, "Magic tag does not match")
+            self._log(ILogger.Severity.ERROR, "Error Code 1: Serialization (assertion kEXPECTED_MAGIC_TAG failed)")
             return None
         header, onnx = raw[len(_MAGIC) :].split(b"\n", 1)
         return ICudaEngine(json.loads(header), onnx, self)

@@ -120,7 +120,7 @@ def test_an_error_of_the_progress_ends_a_build(bundle, gpu, monkeypatch):
 
 def test_without_memory_for_tensorrt_itself_the_error_says_so(bundle, gpu):
     gpu.memory = 0
-    with pytest.raises(EngineError, match=r"^TensorRT 10\.3\.0 does not start \(.*\); end other programs"):
+    with pytest.raises(EngineError, match=r"^TensorRT 10\.3\.0 does not start \(CUDA init.* error: 2\); end other"):
         open_engine(bundle, "block 0", kind="tensorrt")
 
 

@@ -1,9 +1,11 @@
 """``ls-edge build``, peers and sources on the doubles of CUDA and TensorRT, as processes and in this one."""
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -200,10 +202,14 @@ def test_bad_arguments_are_refused_in_one_line(board, tiny_bundle, arguments, wo
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.skipif("tensorrt" in sys.modules, reason="TensorRT is installed")
-def test_without_tensorrt_build_fails_with_the_reason(board, tiny_bundle):
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_without_a_gpu_only_tensorrt_for_rtx_builds(board, tiny_bundle):
     board.env["PYTHONPATH"] = ""
-    assert "tensorrt is not installed" in board("build", tiny_bundle, code=1).stderr
+    if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
+        assert "tensorrt is not installed" in board("build", tiny_bundle, code=1).stderr
+    else:
+        said = board("build", tiny_bundle, "--blocks", "0-1").stdout
+        assert re.match(r"2 engines for TensorRT RTX 1\.\S+ on any RTX GPU, up to 8 images: 2 built, 0 in", said)
 
 
 def test_stem_and_head_have_an_engine_of_their_own(
