@@ -299,6 +299,25 @@ def shared_bundle(made_once, shared_runs):
 
 
 @pytest.fixture
+def make_jetson(tmp_path):
+    """Return a function that makes the files that tell a Jetson's release and name, and nodes below ``dev``."""
+
+    def make(release, model="NVIDIA Jetson Orin NX", nodes=()):
+        first, _, revision = release.partition(".")
+        root = tmp_path / "jetson"
+        for path, text in (
+            ("etc/nv_tegra_release", f"# R{first} (release), REVISION: {revision}, GCID: 3, BOARD: generic\n"),
+            ("proc/device-tree/model", f"{model}\0"),
+            *((f"dev/{node}", "") for node in nodes),
+        ):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+        return root
+
+    return make
+
+
+@pytest.fixture
 def install_only(monkeypatch):
     """Return a function that replaces the installed distributions: versions by name."""
 

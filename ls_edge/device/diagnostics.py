@@ -16,16 +16,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
 from ls_edge.device import hardware
 from ls_edge.device.requirements import (
+    GPU_MEMORY_ADVICE,
     ORT_BUILDS,
     compiler_problem,
     engine_advice,
     installed,
+    jetpack_advice,
+    jetpack_problem,
     numbers,
     requirements,
     satisfied,
@@ -163,7 +167,7 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
         found = json.loads(last)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        reason = lines[-1].removeprefix("ls_edge.core.errors.EngineError: ")
+        reason = lines[-1].removeprefix("ls_edge.core.errors.EngineError: ").replace("see 'ls-edge doctor', or ", "")
         return ProbeResult(None, reason[:300], done.stderr)
     return ProbeResult(found, errors=done.stderr)
 
@@ -224,8 +228,24 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
 
 
+def check_jetson(root: Path = hardware.ROOT) -> Iterator[Finding]:
+    """Check the release and the GPU of a Jetson."""
+    version, problem, missing = hardware.jetpack(root), jetpack_problem(root), hardware.missing_gpu_nodes(root)
+    if version is None:
+        return
+    yield judged("JetPack", problem or version, jetpack_advice(root) if problem else None)
+    if missing:
+        detail = f"{' and '.join(missing)} missing, so the driver did not start the GPU"
+        fix = (
+            "read 'sudo dmesg | grep -i -e nvgpu -e firmware': most often the firmware of the GPU is not where the "
+            "kernel looks (JetPack 7.2: /etc/firmware); in a container, start it with --runtime nvidia"
+        )
+        yield Finding("warn", "GPU", detail, fix)
+
+
 def check_hardware() -> Iterator[Finding]:
     """Check the board, the processor, memory, and disk."""
+    yield from check_jetson()
     features = " ".join(hardware.cpu_features()) or "no relevant vector instructions"
     cores, quota, memory = hardware.cores(), hardware.cpu_quota(), hardware.memory_gib()
     free_disk = shutil.disk_usage(".").free / 2**30
@@ -237,13 +257,13 @@ def check_hardware() -> Iterator[Finding]:
         limit = f"limit the threads of all peers together to {threads}"
     rows = [
         ("board", hardware.board(), None),
-        ("JetPack", hardware.jetpack(), None),
         ("CPU", f"{hardware.cpu_name()}; {features}", None),
         ("cores", f"{cores}{limited}", limit),
         (
             "memory",
             memory and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free{unknown}",
-            "end other programs: a peer needs about 100 MiB in addition to its blocks"
+            (GPU_MEMORY_ADVICE if hardware.jetson_linux() else "end other programs")
+            + "; a peer needs about 100 MiB in addition to its blocks"
             if memory and memory[1] < 0.5
             else None,
         ),

@@ -14,6 +14,7 @@ from pathlib import Path
 _X86 = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _ARM = ("neon", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve")
 
+ROOT = Path("/")
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -99,35 +100,66 @@ def _control_groups(root: Path, own: Path, controller: str) -> list[Path]:
     return found
 
 
-def board() -> str | None:
-    """Return the board's name from the device tree, with the release of Jetson Linux if there is one."""
-    model, release = text_of("/proc/device-tree/model"), jetson_linux()
-    return f"{model}, Jetson Linux {release}" if model and release else model or None
+def model(root: Path = ROOT) -> str:
+    """Return the board's name from the device tree; empty if there is none, as on a PC.
+
+    Containers cannot see the device tree; ``/tmp/nv_jetson_model`` is where those for Jetsons have a copy of the file.
+    """
+    return text_of(root / "proc/device-tree/model") or text_of(root / "tmp/nv_jetson_model")
 
 
-def jetson_linux(root: Path = Path("/")) -> str | None:
+def board(root: Path = ROOT) -> str | None:
+    """Return the board's name, with the release of Jetson Linux if there is one."""
+    return ", Jetson Linux ".join(filter(None, (model(root), jetson_linux(root)))) or None
+
+
+def jetson_linux(root: Path = ROOT) -> str | None:
     """Return the release of Jetson Linux (L4T), such as ``36.4.3``; None elsewhere."""
     found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text_of(root / "etc/nv_tegra_release"))
     return f"{found[1]}.{found[2]}" if found else None
 
 
-def jetpack(root: Path = Path("/")) -> str | None:
-    """Return the version of JetPack, from its package or the release of Jetson Linux; None elsewhere."""
-    package = re.search(
-        r"^Package: nvidia-jetpack\n(?:\S.*\n|\s.*\n)*?Version: ([\w.]+)", text_of(root / "var/lib/dpkg/status"), re.M
-    )
-    if package:
-        return package[1]
-    release = (jetson_linux(root) or "").partition(".")[0]
-    return _JETPACKS.get(release, f"of Jetson Linux {release}") if release else None
+def jetpack(root: Path = ROOT) -> str | None:
+    """Return the version of JetPack that belongs to the release of Jetson Linux; None elsewhere."""
+    release = jetson_linux(root)
+    if release is None:
+        return None
+    found = (_JETPACKS.get(".".join(release.split(".")[:count])) for count in (3, 2, 1))
+    return next(filter(None, found), f"of Jetson Linux {release}")
 
 
 def has_nvidia() -> bool:
-    """Return whether the NVIDIA driver provides a GPU, on a card or in a Jetson."""
-    return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
+    """Return whether this machine has a GPU of NVIDIA, on a card or in a Jetson."""
+    devices = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")
+    return jetson_linux() is not None or any(Path(device).exists() for device in devices)
 
 
-_JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+def missing_gpu_nodes(root: Path = ROOT) -> list[str]:
+    """Return the device nodes that a Jetson's GPU needs and that are missing; if some are, its driver did not start."""
+    wanted: list[tuple[str, ...]] = [("/dev/nvmap",), ("/dev/nvgpu/igpu0/ctrl", "/dev/nvhost-ctrl-gpu")]
+    if "Thor" in model(root):
+        wanted = [("/dev/nvidia0",)]
+    return [names[0] for names in wanted if not any((root / name[1:]).exists() for name in names)]
+
+
+_JETPACKS = {
+    "32": "4",
+    "34": "5",
+    "35": "5",
+    "36": "6",
+    "36.3": "6.0",
+    "36.4.0": "6.1",
+    "36.4.3": "6.2",
+    "36.4.4": "6.2.1",
+    "36.4.7": "6.2.1",
+    "36.5": "6.2.2",
+    "38": "7",
+    "38.2": "7.0",
+    "38.4": "7.1",
+    "39": "7",
+    "39.2": "7.2",
+}
+"""Versions of JetPack by release of Jetson Linux, or by its first numbers."""
 
 
 @functools.cache  # reading it takes milliseconds on a machine with many cores

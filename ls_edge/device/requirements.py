@@ -94,6 +94,34 @@ def need(what: str, module: str, *extras: str) -> str:
     return f"{what} needs {module} (extra {', '.join(extras)}); to install: {install_command(*extras)}"
 
 
+GPU_MEMORY_ADVICE = (
+    "free memory for the GPU (swap does not help it): no desktop, no zram, fewer peers, a gpu_mem_limit, then drop the "
+    "page cache (echo 3 | sudo tee /proc/sys/vm/drop_caches) or reboot"
+)
+"""Advice for a Jetson, where CUDA may fail with NvMap error 12 although memory is free."""
+_PYTHONS = {"4": "3.6", "5": "3.8"}
+"""Python of the versions of JetPack that have one that ls-edge does not support."""
+
+
+def jetpack_problem(root: Path = hardware.ROOT) -> str | None:
+    """Return the reason why ls-edge does not support the JetPack of this board; None if it does, and elsewhere."""
+    version, release = hardware.jetpack(root), hardware.jetson_linux(root)
+    if version is None or release is None or numbers(release) >= (36, 4):
+        return None
+    python = f"its Python is {_PYTHONS[version]}, ls-edge needs 3.10, and " if version in _PYTHONS else ""
+    return f"JetPack {version} is not supported: {python}its TensorRT is older than 10.3"
+
+
+def jetpack_advice(root: Path = hardware.ROOT) -> str:
+    """Return how to get a TensorRT that ls-edge supports on this Jetson."""
+    if jetpack_problem(root) is None:
+        return "sudo apt install nvidia-jetpack"
+    return (
+        "install JetPack 6.1 or newer, which an Orin or a Thor has; older boards serve on their CPU, with a Python "
+        "3.10 besides JetPack's and 'pip install onnxruntime'"
+    )
+
+
 def engine_advice() -> str:
     """Return the command or advice to install the build of ONNX Runtime for this machine."""
     if not hardware.has_nvidia():

@@ -7,10 +7,12 @@ matrices correctly.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ls_edge.device import hardware
 from ls_edge.device.diagnostics import (
     PROBE_LIMIT_S,
     Finding,
@@ -19,7 +21,14 @@ from ls_edge.device.diagnostics import (
     onnxruntime_builds,
     probe,
 )
-from ls_edge.device.requirements import engine_advice, installed, numbers
+from ls_edge.device.requirements import (
+    GPU_MEMORY_ADVICE,
+    engine_advice,
+    installed,
+    jetpack_advice,
+    jetpack_problem,
+    numbers,
+)
 from ls_edge.engines.cuda.runtime import NO_DRIVER
 from ls_edge.engines.tensorrt.build import tensorrt_name
 
@@ -108,23 +117,25 @@ def _check_each_engine() -> Iterator[Finding]:
     yield from check_cuda()
 
 
-def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
-    """Check that TensorRT builds and runs a layer; if only the system has TensorRT, find out why it is not visible."""
-    what = "engine TensorRT"
-    if tensorrt_name() is None:
-        for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
-            needed = outside.parts[-3]
-            ours = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-            python = ours if needed in ("python3", ours) else needed
-            detail = f"is at {outside}, which this environment does not see"
-            if python != ours:
-                detail += f", and made for {needed} while this is {ours}"
-            fix = f"recreate the environment with: {python} -m venv --system-site-packages .venv"
-            yield Finding("warn", what, detail, fix)
+def check_tensorrt(root: Path = hardware.ROOT) -> Iterator[Finding]:
+    """Check that TensorRT builds and runs a layer, and that the environment sees the one of the system."""
+    what, name = "engine TensorRT", tensorrt_name()
+    is_jetson = hardware.jetson_linux(root) is not None
+    outside = next(iter(sorted(root.glob("usr/lib/python3*/dist-packages/tensorrt"))), None)
+    if name is None:
+        if outside is not None and jetpack_problem(root) is None:
+            yield _unseen(what, outside)
+        elif is_jetson:
+            yield Finding("warn", what, "not installed", jetpack_advice(root))
         return
+    spec = importlib.util.find_spec(name)
+    found = outside if spec is None or spec.origin is None else Path(spec.origin).parent
+    if is_jetson and outside is not None and found != outside:
+        detail = f"{found} shadows JetPack's in {outside}, and may have no code for this GPU"
+        yield Finding("warn", "TensorRT of JetPack", detail, "pip uninstall tensorrt and all packages tensorrt-cu*")
     tried = probe(_TENSORRT_CODE, LAYER_MODEL, limit_s=2 * PROBE_LIMIT_S)
     if tried.found is None:
-        yield Finding("warn", what, tried.why, _numpy_fix(tried) or _fix_of(tried.why, "tensorrt"))
+        yield Finding("warn", what, tried.why, _numpy_fix(tried) or _fix_of(tried.why, "tensorrt", is_jetson))
     elif not tried.found["right"]:
         yield Finding(
             "bad", what, f"{tried.found['device']} computes wrong numbers", "use --engine onnx, and report it"
@@ -132,6 +143,15 @@ def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
     else:
         graphs = f"; without CUDA graphs: {tried.found['graphs']}" if tried.found["graphs"] else ""
         yield Finding("ok", what, f"{tried.found['device']}, builds and runs a layer{graphs}")
+
+
+def _unseen(what: str, outside: Path) -> Finding:
+    """Explain why this environment does not see the system's TensorRT."""
+    needed, ours = outside.parts[-3], f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    python = ours if needed in ("python3", ours) else needed
+    made = "" if python == ours else f", and made for {needed} while this is {ours}"
+    fix = f"recreate the environment with: {python} -m venv --system-site-packages .venv"
+    return Finding("warn", what, f"is at {outside}, which this environment does not see{made}", fix)
 
 
 def check_cuda() -> Iterator[Finding]:
@@ -142,17 +162,30 @@ def check_cuda() -> Iterator[Finding]:
     if tried.found is None and NO_DRIVER in tried.why and tensorrt_name() is not None:
         return  # TensorRT's finding says so
     if tried.found is None:
-        yield Finding("warn", "CUDA runtime", tried.why, _fix_of(tried.why, "the CUDA runtime"))
+        fix = _fix_of(tried.why, "the CUDA runtime", hardware.jetson_linux() is not None)
+        yield Finding("warn", "CUDA runtime", tried.why, fix)
         return
     runtime, driver = tried.found["runtime"], tried.found["driver"]
     newer = ", an older release, which is enough" if numbers(runtime) > numbers(driver) else ""
     yield Finding("ok", "CUDA runtime", f"{runtime} in {tried.found['path']}; the driver supports {driver}{newer}")
 
 
-def _fix_of(why: str, package: str) -> str:
-    """Return the advice at the end of an ls-edge error, or the advice to reinstall the package."""
+_JETSON_FIXES = {
+    "libnvdla_compiler": "sudo apt install nvidia-l4t-dla-compiler, in a container on the host; JetPack 7.2 has no "
+    "such package, and its own TensorRT does not need it",
+    "libnvinfer|libnvonnx": "sudo apt install --reinstall tensorrt python3-libnvinfer",
+    "out of memory|NvMap|could not build an engine": GPU_MEMORY_ADVICE,
+    "looking for a GPU|no CUDA-capable": "sudo usermod -aG video,render $USER, then log in again; in a container, use "
+    "--runtime nvidia",
+}
+"""Fixes on a Jetson by pattern in an error."""
+
+
+def _fix_of(why: str, package: str, is_jetson: bool) -> str:
+    """Return the fix of an error: a known one, the advice at its end, or to reinstall the package."""
+    known = (fix for pattern, fix in _JETSON_FIXES.items() if is_jetson and re.search(pattern, why))
     _, found, fix = why.rpartition("; ")
-    return fix if found else f"install {package} again as NVIDIA says for this device"
+    return next(known, fix if found else f"install {package} again as NVIDIA says for this device")
 
 
 def _numpy_fix(tried: ProbeResult) -> str | None:
@@ -192,5 +225,6 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
         if provider == "CPUExecutionProvider":
             yield Finding("bad", what, why, _reinstall(build))
         else:
-            fix = "install the libraries that it names, or ignore this: peers with 'engine: auto' skip it and log that"
+            fix = "install the libraries that it names, or " if ".so" in why else ""
+            fix += "ignore this: peers with 'engine: auto' skip it and log that"
             yield Finding("warn", what, f"is listed, but {why}", fix)

@@ -23,6 +23,10 @@ def test_a_probe_hands_back_its_last_line():
         ("import os; os.abort()", "crashed with SIGABRT"),
         ("raise ImportError('libcuda.so.1: not found')", "ImportError: libcuda.so.1: not found"),
         ("import sys; sys.exit('no such device')", "no such device"),
+        (
+            "raise SystemExit(\"CUDA failed; see 'ls-edge doctor', or use --engine onnx\")",
+            "CUDA failed; use --engine onnx",
+        ),
         ("import sys; sys.exit(3)", "ended with 3"),
         ("print('no json')", "ended with 0"),
     ],
@@ -98,6 +102,48 @@ def test_libzmq_without_curve_is_a_warning(tmp_path, monkeypatch):
     (found,) = diagnostics.check_zmq()
     assert found.status == "warn"
     assert "without CURVE" in found.detail
+
+
+ORIN, THOR = "NVIDIA Jetson Orin Nano Developer Kit", "NVIDIA Jetson AGX Thor Developer Kit"
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "nodes", "expected"),
+    [
+        ("36.4.7", ORIN, ["nvmap", "nvgpu/igpu0/ctrl"], [("JetPack", "ok", "6.2.1", "")]),
+        ("38.4.0", THOR, ["nvidia0"], [("JetPack", "ok", "7.1", "")]),
+        (  # as its owner published: only the node for power is there
+            "39.2.0", ORIN, ["nvmap", "nvgpu/igpu0/power", "nvhost-power-gpu"],
+            [("JetPack", "ok", "7.2", ""), ("GPU", "warn", "/dev/nvgpu/igpu0/ctrl missing", "7.2: /etc/firmware")],
+        ),
+        (
+            "39.2.0", THOR, [],
+            [("JetPack", "ok", "7.2", ""), ("GPU", "warn", "/dev/nvidia0 missing", "sudo dmesg | grep")],
+        ),
+        (
+            "36.3.0", ORIN, ["nvmap", "nvhost-ctrl-gpu"],
+            [("JetPack", "warn", "JetPack 6.0 is not supported: its TensorRT", "install JetPack 6.1 or newer")],
+        ),
+        (
+            "35.4.1", "NVIDIA Jetson Xavier NX Developer Kit", ["nvmap", "nvhost-ctrl-gpu"],
+            [("JetPack", "warn", "its Python is 3.8, ls-edge needs 3.10", "older boards serve on their CPU")],
+        ),
+        (
+            "32.7.6", "NVIDIA Jetson Nano Developer Kit", ["nvmap", "nvhost-ctrl-gpu"],
+            [("JetPack", "warn", "its Python is 3.6, ls-edge needs 3.10", "older boards serve on their CPU")],
+        ),
+    ],
+)  # fmt: skip
+def test_a_jetsons_release_and_gpu_are_checked(make_jetson, release, model, nodes, expected):
+    found = list(diagnostics.check_jetson(make_jetson(release, model, nodes)))
+    assert [(finding.what, finding.status) for finding in found] == [one[:2] for one in expected]
+    for finding, (_, _, detail, fix) in zip(found, expected, strict=True):
+        assert detail in finding.detail
+        assert fix in (finding.fix or "")
+
+
+def test_a_pc_has_no_line_of_a_jetson(tmp_path):
+    assert list(diagnostics.check_jetson(tmp_path)) == []
 
 
 def test_cores_that_the_control_group_does_not_grant_are_a_warning(tmp_path, monkeypatch):

@@ -75,17 +75,26 @@ def test_limits_of_control_groups_of_version_1_are_read(tmp_path, folder):
     assert hardware.memory_gib(root, own)[0] == hardware.memory_gib(tmp_path, tmp_path)[0]
 
 
-def test_jetpack_comes_from_its_package_or_from_jetson_linux(tmp_path):
-    assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (None, None)
-    (tmp_path / "etc").mkdir()
-    release = tmp_path / "etc/nv_tegra_release"
-    for first, version in (("36", "6"), ("38", "7"), ("99", "of Jetson Linux 99")):
-        release.write_text(f"# R{first} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n")
-        assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path)) == (f"{first}.4.3", version)
-    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
-    (tmp_path / "var/lib/dpkg/status").write_text(
-        "Package: nvidia-jetpack-runtime\nStatus: install ok installed\nVersion: 9\n\n"
-        "Package: nvidia-jetpack\nStatus: install ok installed\nMaintainer: NVIDIA\nDepends: a,\n b\n"
-        "Version: 6.2+b77\n\nPackage: other\nVersion: 1\n"
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [
+        ("32.7.6", "4"), ("35.4.1", "5"), ("36.3.0", "6.0"), ("36.4.0", "6.1"), ("36.4.3", "6.2"), ("36.4.4", "6.2.1"),
+        ("36.4.7", "6.2.1"), ("36.5.0", "6.2.2"), ("36.6.0", "6"), ("38.2.1", "7.0"), ("38.4.0", "7.1"),
+        ("39.2.0", "7.2"), ("99.1.0", "of Jetson Linux 99.1.0"),
+    ],
+)  # fmt: skip
+def test_jetpack_follows_from_jetson_linux_whatever_packages_were_installed(make_jetson, release, version):
+    root = make_jetson(release)
+    (root / "var/lib/dpkg").mkdir(parents=True)
+    (root / "var/lib/dpkg/status").write_text(
+        "Package: nvidia-jetpack\nStatus: deinstall ok config-files\nVersion: 5.1+b1\n"
     )
-    assert hardware.jetpack(tmp_path) == "6.2"
+    assert (hardware.jetson_linux(root), hardware.jetpack(root)) == (release, version)
+    assert hardware.board(root) == f"NVIDIA Jetson Orin NX, Jetson Linux {release}"
+
+
+def test_a_pc_is_no_jetson_and_a_container_has_a_copy_of_the_boards_name(tmp_path):
+    assert (hardware.jetson_linux(tmp_path), hardware.jetpack(tmp_path), hardware.board(tmp_path)) == (None, None, None)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp/nv_jetson_model").write_text("NVIDIA Jetson AGX Orin Developer Kit\0")
+    assert hardware.board(tmp_path) == "NVIDIA Jetson AGX Orin Developer Kit"

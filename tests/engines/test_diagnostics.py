@@ -68,6 +68,7 @@ def test_providers_that_are_listed_but_do_not_load_are_named(install_onnxruntime
     found = pairs(engines.check_onnxruntime("onnxruntime-gpu"))
     assert found["engine CUDAExecutionProvider"].status == "warn"
     assert "SIGABRT" in found["engine CUDAExecutionProvider"].detail
+    assert found["engine CUDAExecutionProvider"].fix.startswith("ignore this")  # no library was named
     assert found["engine CPUExecutionProvider"].status == "bad"
     assert found["engine CPUExecutionProvider"].fix == "pip install --force-reinstall onnxruntime-gpu"
 
@@ -116,11 +117,60 @@ OTHER = f"python3.{sys.version_info.minor - 1}"
 def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, words, wanted):
     hide("tensorrt", "tensorrt_rtx_bindings")
     assert list(engines.check_tensorrt(tmp_path)) == []
-    (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
+    (tmp_path / "usr/lib" / python / "dist-packages" / "tensorrt").mkdir(parents=True)
     (found,) = engines.check_tensorrt(tmp_path)
     assert found.fix == f"recreate the environment with: {wanted} -m venv --system-site-packages .venv"
     assert "which this environment does not see" in found.detail
     assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    ("release", "fix"),
+    [
+        ("36.4.3", "sudo apt install nvidia-jetpack"),
+        ("35.4.1", "install JetPack 6.1 or newer, which an Orin or a Thor has"),
+    ],
+)
+def test_a_jetson_without_a_tensorrt_that_it_can_use_gets_a_warning(hide, make_jetson, release, fix):
+    hide("tensorrt")
+    root = make_jetson(release)
+    if release == "35.4.1":  # made for Python 3.8, so a new environment would not help
+        (root / "usr/lib/python3.8/dist-packages/tensorrt").mkdir(parents=True)
+    (found,) = engines.check_tensorrt(root)
+    assert (found.status, found.what, found.detail) == ("warn", "engine TensorRT", "not installed")
+    assert found.fix.startswith(fix)
+
+
+def test_a_foreign_tensorrt_that_shadows_the_one_of_jetpack_is_named(monkeypatch, make_jetson):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))
+    monkeypatch.syspath_prepend(DOUBLES)
+    root = make_jetson("36.4.3")
+    (root / "usr/lib/python3.10/dist-packages/tensorrt").mkdir(parents=True)
+    shadows, works = engines.check_tensorrt(root)
+    assert (shadows.status, works.status) == ("warn", "ok")
+    assert f"{DOUBLES}" in shadows.detail
+    assert f"shadows JetPack's in {root}/usr/lib/python3.10/dist-packages/tensorrt" in shadows.detail
+
+
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [
+        (
+            "tensorrt does not load (libnvinfer.so.10: cannot open)",
+            "apt install --reinstall tensorrt python3-libnvinfer",
+        ),
+        ("tensorrt does not load (libnvdla_compiler.so: cannot open)", "apt install nvidia-l4t-dla-compiler"),
+        ("CUDA failed while making a stream: out of memory", "swap does not help it"),
+        ("CUDA failed while looking for a GPU: no CUDA-capable device is detected", "usermod -aG video,render"),
+    ],
+)
+def test_known_errors_of_a_jetson_have_their_fix(monkeypatch, make_jetson, tmp_path, why, fix):
+    (tmp_path / "tensorrt.py").write_text(f"raise ImportError({why!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = engines.check_tensorrt(make_jetson("36.4.7"))
+    assert found.status == "warn"
+    assert fix in found.fix
 
 
 def test_a_cuda_runtime_newer_than_the_driver_is_explained(monkeypatch, install_only):

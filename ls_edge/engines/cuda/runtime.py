@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ls_edge.core.errors import DeviceLost, EngineError
+from ls_edge.device.hardware import jetson_linux
+from ls_edge.device.requirements import GPU_MEMORY_ADVICE
 
 _POINTER, _SIZE, _ENUM = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _PROPERTIES = ctypes.c_char * 8192
@@ -73,6 +75,8 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 DRIVER_TOO_OLD = 35
 """``cudaErrorInsufficientDriver``: the driver does not support this runtime."""
 NO_DRIVER = "there is no NVIDIA driver"
+OUT_OF_MEMORY = 2
+"""``cudaErrorMemoryAllocation``."""
 LOST = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 """Errors after which all calls of the process fail: those for which ``driver_types.h`` of CUDA 12.6 to 13.0 says that
 the process "must be terminated and relaunched", and ``cudaErrorUnknown``."""
@@ -102,7 +106,8 @@ class CudaRuntime:
             words = f"CUDA failed while {doing}: {self._words(code).decode(errors='replace')}"
             if code in LOST:
                 raise DeviceLost(f"{words} (error {code}); this process cannot use the GPU any more, start it again")
-            raise EngineError(f"{words}; see 'ls-edge doctor', or use --engine onnx")
+            advice = GPU_MEMORY_ADVICE if code == OUT_OF_MEMORY and jetson_linux() else "see 'ls-edge doctor'"
+            raise EngineError(f"{words}; {advice}, or use --engine onnx")
         values = [output.value or 0 if isinstance(output, _POINTER) else output.value for output in outputs]
         return values if len(values) > 1 else values[0] if values else None
 
