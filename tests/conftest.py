@@ -50,6 +50,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # or libraries complain, at the end of the process, of objects that nobody collects
+
+
 def pytest_configure(config):
     # Ignored in the background of a script, which processes inherit: those of tests would ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -45,7 +45,7 @@ FIXTURES = {
     "start_peers": "processes",
 }
 """Tier of each test with one of these fixtures, if that of its place comes earlier."""
-_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
+_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "zmq.bind", "zmq.connect"}
 _started = None
 """Processes and sockets of the test of ``unit`` that runs."""
 
@@ -87,7 +87,7 @@ def _notice(event, arguments):
 def _noticed(call):
     def noticed(socket, address, *more, **named):
         if not str(address).startswith("inproc:"):
-            sys.audit(f"socket.{call.__name__}", address)
+            sys.audit(f"zmq.{call.__name__}", address)
         return call(socket, address, *more, **named)
 
     return noticed

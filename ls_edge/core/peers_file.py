@@ -411,7 +411,6 @@ def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigEr
     """Yield an error for each contradiction between values in the file."""
     error = source_map.error
     names: set[str] = set()
-    addresses: dict[str, str] = {}
     owners: dict[str, str] = {}
     uses_keys = file.uses_keys
     if uses_keys and file.insecure:
@@ -447,6 +446,12 @@ def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigEr
                 index,
                 "may_push",
             )
+    yield from _wrong_addresses(file, source_map)
+
+
+def _wrong_addresses(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigError]:
+    """Yield an error for each address that others cannot use."""
+    error, addresses = source_map.error, dict[str, str]()
     for index, peer in enumerate(file.peers):
         where = ("peers", index, "address")
         if peer.address in addresses:
@@ -465,7 +470,7 @@ def _contradictions(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigEr
                 yield error(
                     f"{key} {address!r}: {host} is not an IPv6 address; write for example [::1]", "peers", index, key
                 )
-            if not (uses_keys or file.insecure or is_loopback(address)):
+            if not (file.uses_keys or file.insecure or is_loopback(address)):
                 yield error(
                     f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key; make keys "
                     f"with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top",

@@ -1,7 +1,6 @@
 """The document of ``ls-edge bench``: its keys with and without a monolith."""
 
 import json
-from collections import Counter
 
 import msgspec
 import pytest
@@ -34,20 +33,6 @@ def test_chain_and_monolith_are_timed_and_compared(bundle, whole):
         found["chain_ms"]["p50"] / found["monolith_ms"]["p50"], abs=1e-3
     )
     assert found["repeats"] >= 3
-
-
-@pytest.mark.parametrize("integrated", [0, 1])
-def test_visits_copy_once_in_and_once_out_and_gpu_memory_counts(bundle, gpu, integrated):
-    gpu.integrated = integrated
-    before = Counter(gpu.counts)
-    found = bench(bundle, batch=2, duration=0.02, kind="tensorrt")
-    assert list(found.visits_ms) == ["1", "2", "6"]
-    files = {part for name, part in bundle.manifest.part_names() if name != "whole"}
-    assert found.memory_bytes >= sum(part.bytes for part in files)
-    counts = gpu.counts - before
-    # besides the chain and its parts, each visit copied once in and once out
-    assert counts["cudaMemcpyHostToDevice"] == counts["cudaMemcpyDeviceToHost"]
-    assert counts["cudaMemcpyHostToDevice"] > 0
 
 
 def test_the_monolith_takes_the_batch_of_the_parts(bundle, whole, ort):

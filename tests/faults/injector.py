@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,6 @@ from tests.faults.streams import Attack
 
 START_S = 90.0
 """Time limit for the start of a peer, which may be paused meanwhile, in seconds."""
-_BACKGROUND = ("pause",)
-"""Kinds that last while other faults occur."""
 _GARBAGE_EVERY_S = 0.01
 """Seconds between two broken streams of an attack."""
 
@@ -37,10 +36,9 @@ class FaultInjector:
         self,
         peers: FaultyCluster,
         bundle: Bundle,
-        other: Path | None,
+        other: Path,
         course: list[Fault],
         seconds: float,
-        on_fault: Callable[[Fault], None] | None,
         usual: Faults,
     ) -> None:
         self._peers = peers
@@ -48,66 +46,44 @@ class FaultInjector:
         self._bundle = bundle
         self._other = other
         self._course = course
-        self._on_fault = on_fault
         self._seconds = seconds
         self.ended: list[str] = []
-        self._background: dict[str, threading.Thread] = {}
+        self._pool = ThreadPoolExecutor(2, "injector")
+        self._running: list[Future[None]] = []
         self._begun = threading.Semaphore(0)
         self._passed = 0
         self._started = 0.0
         self._over = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="injector", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start injecting."""
         self._started = time.monotonic()
-        self._thread.start()
+        self._running.append(self._pool.submit(self._run))
 
     def finish(self) -> None:
         """Wait until the last fault is undone; raise the error of a fault that could not be injected."""
         self._over.set()
-        self._thread.join()
-        for thread in self._background.values():
-            thread.join()
+        self._pool.shutdown()
         self._restart_ended()
-        if self._failure is not None:
-            raise self._failure
+        for done in self._running:
+            done.result()
 
     def pace(self, part: float) -> None:
         """Wait until a fraction ``part`` of the time and of the faults has passed, so that requests meet all faults."""
         time.sleep(max(0.0, self._started + part * self._seconds - time.monotonic()))
-        while self._passed < int(part * len(self._course)) and self._thread.is_alive():
+        while self._passed < int(part * len(self._course)) and not self._running[0].done():
             self._passed += self._begun.acquire(timeout=1.0)
 
     def _run(self) -> None:
-        try:
-            for fault in self._course:
-                self._over.wait(max(0.0, self._started + fault.at_s - time.monotonic()))
-                self._restart_ended()
-                if fault.kind in _BACKGROUND:
-                    before = self._background.get(fault.kind)
-                    if before is not None:
-                        before.join()
-                self._begun.release()
-                if self._on_fault is not None:
-                    self._on_fault(fault)
-                if fault.kind in _BACKGROUND:
-                    thread = threading.Thread(target=self._do, args=(fault,), name=fault.kind, daemon=True)
-                    self._background[fault.kind] = thread
-                    thread.start()
-                else:
-                    self._do(fault)
-                if self._failure is not None:
-                    return
-        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
-            self._failure = error
-
-    def _do(self, fault: Fault) -> None:
-        try:
-            getattr(self, f"_{fault.kind}")(fault)
-        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
-            self._failure = error
+        for fault in self._course:
+            self._over.wait(max(0.0, self._started + fault.at_s - time.monotonic()))
+            self._restart_ended()
+            self._begun.release()
+            inject = getattr(self, f"_{fault.kind}")
+            if fault.kind == "pause":  # lasts while other faults occur
+                self._running.append(self._pool.submit(inject, fault))
+            else:
+                inject(fault)
 
     def _restart_ended(self) -> None:
         """Restart peers that have ended on their own, so that all peers run between two faults."""
@@ -198,7 +174,6 @@ class FaultInjector:
             context.destroy(linger=0)
 
     def _other_bundle(self, fault: Fault) -> None:
-        assert self._other is not None
         self._peers.kill(fault.peer)
         self._peers.bundles[fault.peer] = self._other
         self._restart(fault.peer)

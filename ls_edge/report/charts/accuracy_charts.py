@@ -133,11 +133,10 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         "order:N", legend=None, scale=alt.Scale(domain=["random order", "trained order"], range=[[1, 0], [4, 3]])
     )
     right = chart_of(kept).encode(x=x, y=alt.Y("top1:Q", title=None, axis=PERCENT, scale=_SHARES), color=paint)
-    in_random_order = [row for row in kept if row["order"] == "random order"]
     by_kept = alt.layer(
         right.mark_line(strokeWidth=1.8).encode(strokeDash=dash),
         right.mark_circle(size=36, opacity=1).transform_filter("datum.order == 'random order'"),
-        _end_labels(in_random_order, "blocks", x, tall),
+        _end_labels([row for row in kept if row["order"] == "random order"], "blocks", x, tall),
     ).properties(
         width=360,
         height=tall,
@@ -206,29 +205,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
                 f"{item.name or 'an evaluation'} has no accuracy within bands; make it with eval --freedom"
             )
     names = distinct_labels([item.name for item in evaluations], 24)
-    rows: list[Row] = []
-    joined: list[Row] = []
-    places: dict[float, str] = {}
-    for name, item in zip(names, evaluations, strict=True):
-        steps = [(step, Bands.from_json(step.bands)) for step in item.freedom or ()]
-        own = next((bands for step, bands in steps if step.own), None)
-        between = windows(steps[0][1].num_blocks)
-        for step, bands in steps:
-            joined += (
-                row_of(name=name, allowed=step.allowed, top1=step.top1_mean, ladder=ladder)
-                for ladder in _ladders(bands, between)
-            )
-            places.setdefault(step.allowed, "full" if bands.is_one else "fixed" if step.allowed == 1 else str(bands))
-            rows.append(
-                row_of(
-                    name=name,
-                    allowed=step.allowed,
-                    top1=step.top1_mean,
-                    **_band(step.top1_mean, step.top1_std),
-                    bands=str(bands),
-                    within="own" if own is None or own.contains(bands) else "beyond",
-                )
-            )
+    rows, joined, places = _freedom_rows(names, evaluations)
     ticks = sorted(places)
     labels = {f"{tick:g}": [_count(tick), places[tick]] for tick in ticks}
     scale = alt.Scale(type="log", domain=[ticks[0] / 1.4, ticks[-1] * 1.4], nice=False)
@@ -262,6 +239,36 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
         ),
         description=f"{described}.",
     )
+
+
+def _freedom_rows(
+    names: Sequence[str], evaluations: Sequence[Evaluation]
+) -> tuple[list[Row], list[Row], dict[float, str]]:
+    """Return the points, the points of each line, and the bands by number of allowed orders."""
+    rows: list[Row] = []
+    joined: list[Row] = []
+    places: dict[float, str] = {}
+    for name, item in zip(names, evaluations, strict=True):
+        steps = [(step, Bands.from_json(step.bands)) for step in item.freedom or ()]
+        own = next((bands for step, bands in steps if step.own), None)
+        between = windows(steps[0][1].num_blocks)
+        for step, bands in steps:
+            joined += (
+                row_of(name=name, allowed=step.allowed, top1=step.top1_mean, ladder=ladder)
+                for ladder in _ladders(bands, between)
+            )
+            places.setdefault(step.allowed, "full" if bands.is_one else "fixed" if step.allowed == 1 else str(bands))
+            rows.append(
+                row_of(
+                    name=name,
+                    allowed=step.allowed,
+                    top1=step.top1_mean,
+                    **_band(step.top1_mean, step.top1_std),
+                    bands=str(bands),
+                    within="own" if own is None or own.contains(bands) else "beyond",
+                )
+            )
+    return rows, joined, places
 
 
 def _ladders(bands: Bands, between: Collection[Bands]) -> list[str]:

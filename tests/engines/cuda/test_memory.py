@@ -140,26 +140,6 @@ def test_an_error_that_stays_is_not_taken_for_that_of_a_block(bundle, gpu, doubl
     gpu.reset()
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_an_error_that_stays_is_known_without_memory_that_sessions_share(
-    bundle, ort, gpu, tmp_path, monkeypatch, stays
-):
-    """ONNX Runtime's TensorRT provider has its own memory; its errors are text."""
-    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
-    runner = Executor(open_block_engines(bundle, (0, 1), provider="tensorrt", threads=1))
-
-    def fail(*_):
-        if stays:
-            gpu.sticky = sys.modules["cudart"].Fault(719, "unspecified launch failure")
-        raise RuntimeError("CUDA failure: the launch failed")
-
-    monkeypatch.setattr(runner.engines[0].session, "run", fail)
-    with pytest.raises(DeviceLost if stays else PartFailed, match=r"error 719" if stays else "the launch failed"):
-        runner.run((0, 1), tokens())
-    runner.close()
-    gpu.reset()
-
-
 def test_one_visit_on_cuda_makes_two_copies_and_one_synchronization(bundle, ort, any_gpu):
     engines = open_block_engines(bundle, ORDER, kind="onnx", provider="cuda", threads=1)
     runner = Executor(engines)
