@@ -26,7 +26,7 @@ def test_references_lead_to_something():
     files = [f"/{path.relative_to(ROOT)}" for top in (*FOLDERS, "tests", "docs") for path in (ROOT / top).rglob("*.*")]
 
     def exists(name):
-        first, *others = name.split(".")
+        first, *others = name.strip(".").split(".")
         of_library = first != "ls_edge" and first.islower() and importlib.util.find_spec(first)
         return {first, *others} <= names or bool(of_library)
 
