@@ -18,6 +18,8 @@ PLACES = {
     "benchmarks": "release",
     "cli": "processes",
     "conformance": "release",
+    "data/test_camera.py": "processes",
+    "data/test_decoding.py": "processes",
     "docs": "release",
     "engines/cuda": "release",
     "engines/tensorrt": "release",
