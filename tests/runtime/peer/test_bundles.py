@@ -92,7 +92,7 @@ def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_b
         board.bundles.parts_of(bundle, nobody)
     removed = board.apply(other_file("removed.yaml", name="b"), 4, is_accepted=True)
     assert board.bundles.parts_of(bundle, removed) == ()
-    changed = board.apply(other_file("key.yaml", public_key=keys["camera"].public.decode()), 5, is_accepted=True)
+    changed = board.apply(other_file("key.yaml", public_key=keys["stranger"].public.decode()), 5, is_accepted=True)
     with pytest.raises(LinkError, match="key"):
         board.bundles.parts_of(bundle, changed)
 
