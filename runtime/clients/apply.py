@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -64,10 +65,9 @@ class Applier(Sender):
         self,
         new: PeersFile,
         current: PeersFile,
-        bundle: Bundle | None,
+        bundle: Bundle | Literal["previous"] | None,
         *,
         keys: KeyPair | None,
-        rolls_back: bool = False,
         wait: float = 120.0,
         connect: float = CONNECT_S,
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
@@ -75,7 +75,7 @@ class Applier(Sender):
     ) -> None:
         """Dial the peers of ``new``, and those of ``current``, by which they can be reached now.
 
-        With ``rolls_back``, peers return to their previous bundle. The other arguments are those of :class:`Sender`.
+        Peers keep their bundle without ``bundle``. The other arguments are those of :class:`Sender`.
         Raise :class:`UsageError` and :class:`LinkError` for keys that do not match the files.
         """
         dialed = current.accepting((new,))
@@ -91,9 +91,9 @@ class Applier(Sender):
             on_change=on_change,
             on_warning=on_warning,
         )
-        self._new, self._current, self._bundle, self._keys = new, current, bundle, keys
+        self._new, self._current, self._keys = new, current, keys
+        self._bundle, self._rolls_back = None if bundle == "previous" else bundle, bundle == "previous"
         self._digest = hashlib.sha256(new.raw).digest()
-        self._rolls_back = rolls_back
         self._plan = Plan((), {}, {})
         self._model_id = ""
         self._is_whole = True

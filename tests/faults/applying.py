@@ -6,8 +6,8 @@ from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
 
 def give(file, bundle, keys, new=None, **named):
-    """Apply a bundle (if any) and a file to the peers of ``file``; return the result for each of them."""
-    opened = bundle if bundle is None or isinstance(bundle, Bundle) else Bundle.open(bundle)
+    """Apply a bundle (if any), or the previous one, and a file to the peers of ``file``; return their results."""
+    opened = bundle if bundle in (None, "previous") or isinstance(bundle, Bundle) else Bundle.open(bundle)
     keys = keys if isinstance(keys, KeyPair) else load_secret(keys)
     with Applier(new or file, file, opened, keys=keys, **{"wait": 60.0, "connect": 60.0, **named}) as applier:
         change = applier.look()

@@ -85,7 +85,13 @@ def command(
     with (
         _progress_bars(as_json=as_json) as on_change,
         Applier(
-            file, current, opened, keys=keys, rolls_back=rollback, wait=wait, on_change=on_change, on_warning=warn
+            file,
+            current,
+            "previous" if rollback else opened,
+            keys=keys,
+            wait=wait,
+            on_change=on_change,
+            on_warning=warn,
         ) as applier,
     ):
         change = applier.look()

@@ -118,7 +118,7 @@ def test_empty_peers_are_loaded_change_precision_under_load_and_roll_back(
         load.assert_whole()
         assert killed.is_set()
         for expected in (first, second):
-            back = give(peers.file, None, key, rolls_back=True)
+            back = give(peers.file, "previous", key)
             assert {one.state for one in back.values()} == {"active"}
             assert sum(one.sent_bytes for one in back.values()) == 0
             assert {one.bundle_id for one in looked_at(peers, peers.file).values()} == {expected.bundle_id}
