@@ -195,7 +195,7 @@ def test_a_board_that_was_away_is_told_and_is_changed_by_the_same_command(fleet,
         edited(peers, lambda named, _: named["c"].update(blocks="0-1")), keys=load_secret(peers.secret_key("laptop"))
     ) as one:
         reasons = {name: status.reason for name, status in one.look(10.0).items()}
-    assert "it runs another peers.yaml (blocks 0-2; here blocks 0-1)" in reasons["c"]  # edited, not applied
+    assert "it runs another peers.yaml, version 1 (blocks 0-2; here blocks 0-1)" in reasons["c"]  # edited, not applied
     peers.kill("c")
     for turn in range(2):
         new = edited(peers, lambda named, _, turn=turn: named["b"].update(blocks=f"0-{4 - turn}"), f"{turn}.yaml")
