@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ls_edge.cli.command import Command
 from ls_edge.cli.main import SETTINGS, cli
 
 WIDTH = 100
@@ -39,7 +40,8 @@ def reference() -> str:
     """Return the whole of ``docs/commands.md``."""
     sections = [_HEAD]
     for context in _contexts(_context(cli, "ls-edge", None)):
-        help_ = context.command.get_help(context).rstrip()
+        command = context.command
+        help_ = (command.full_help(context) if isinstance(command, Command) else command.get_help(context)).rstrip()
         sections.append(f"## {context.command_path}\n\n```text\n{help_}\n```\n")
     return "\n".join(sections)
 

@@ -1,7 +1,7 @@
 """Fine-tune vision transformers whose blocks run in any order, and run them on the devices that are reachable.
 
 The names below are the public interface for programs; each is imported when it is first used, so ``import ls_edge``
-itself loads neither numpy nor ZeroMQ. ``docs/python.md`` describes them, ``docs/architecture.md`` the packages.
+itself loads neither numpy nor ZeroMQ. ``docs/python.md`` describes them, ``docs/develop.md`` the packages.
 """
 
 import importlib

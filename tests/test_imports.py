@@ -1,4 +1,4 @@
-"""Imports of every module follow the lines of ``docs/architecture.md``."""
+"""Imports of every module follow the lines of ``docs/develop.md``."""
 
 import ast
 import functools

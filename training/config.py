@@ -163,7 +163,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def chosen_method(self, *, could_share: bool, shares: bool = False, in_order: bool = False) -> str:
         """Return the method, by default ``shared`` if the initial blocks do or could share weights, else ``anyorder``.
 
-        Shuffling would destroy what such a model has learned (docs/any-order.md), and other methods lack the parameters
+        Shuffling would destroy what such a model has learned (docs/choose.md), and other methods lack the parameters
         of a shared block. Bands imply different blocks. Without training, weights that were trained ``in_order`` remain
         weights of ``sequential``.
         """

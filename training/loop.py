@@ -70,7 +70,7 @@ EXAMPLES = 512
 """Number of images from which a method computes initial values; about 600 images of 26 tokens are enough for the widest
 layers of a ViT-S."""
 MUCH_LOST = 0.05
-"""Loss of top-1 due to free orders above which ``train`` warns; the recipes in docs/any-order.md lose less."""
+"""Loss of top-1 due to free orders above which ``train`` warns; the recipes in docs/choose.md lose less."""
 
 
 def train(

@@ -14,7 +14,7 @@ SOURCES = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "security.md": "SECURITY.md",
+    "security-policy.md": "SECURITY.md",
     "protocol.md": "runtime/protocol/PROTOCOL.md",
     "doubles.md": "tests/doubles/README.md",
     **{f"examples/{path.parent.name}.md": f"examples/{path.parent.name}/README.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,16 +22,59 @@ class Group(click.Group):
         return HELP_OPTIONS
 
 
-class Command(click.Command):
-    """Command with ``--debug``, which shows the traceback of an error, and examples at the end of its help."""
+DEBUG = "ls_edge.debug"
+"""Key of a context's ``meta`` whose value is whether ``--debug`` was given."""
+RARE = frozenset(
+    ("batch_size", "cpus", "engine", "images", "insecure", "log_json", "provider", "seed", "strict_bundle",
+     "threads", "token_file", "wait", "workers")
+)  # fmt: skip
+"""Parameters that ``--help`` leaves out and ``--help-all`` shows, besides those of a command's ``rare``."""
+EVERYWHERE = ("--json", "--debug", "--help", "--help-all")
+"""Options that one line at the end of the help names."""
+_RANGE = re.compile(r"(?:; )?-?\d[\d.]*<=?x(?:<=?\d+)?|(?:; )?x>=?-?\d[\d.]*")
+_MOST_SHOWN = 1000
+"""Largest end of a range that help shows: nobody meets larger ones."""
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        """Make a command; ``examples`` are command lines as a user types them."""
+
+class Command(click.Command):
+    """Command with ``--debug``, short and full help, and examples at their end."""
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        rare: Sequence[str] = (),
+        debug: str = "Show the traceback of an error.",
+        **kwargs: Any,
+    ) -> None:
+        """Make a command.
+
+        ``examples`` are command lines as a user types them, ``rare`` further rare parameters, ``debug`` the help of
+        ``--debug``.
+        """
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        self._rare = RARE.union(rare)
+        self._shows_all = False
         # main() looks for --debug among the arguments, since parsing may be what fails.
         self.params.append(
-            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+            click.Option(
+                ["--debug"],
+                is_flag=True,
+                expose_value=False,
+                callback=lambda ctx, _parameter, value: ctx.meta.__setitem__(DEBUG, value),
+                help=debug,
+            )
+        )
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show all options and exit.",
+            )
         )
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -44,6 +88,34 @@ class Command(click.Command):
         show_engine_status()
         return super().invoke(ctx)
 
+    def full_help(self, ctx: click.Context) -> str:
+        """Return the help with all options."""
+        self._shows_all = True
+        try:
+            return self.get_help(ctx)
+        finally:
+            self._shows_all = False
+
+    def _show_all(self, ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            click.echo(self.full_help(ctx))
+            ctx.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options that most people set, or all of them, and one line with those of all commands."""
+        rows, names = [], set()
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            name = parameter.opts[-1]
+            names.add(name)
+            is_rare = name in EVERYWHERE or (parameter.name in self._rare and not parameter.required)
+            if record is not None and (self._shows_all or not is_rare):
+                rows.append((record[0], _without_large_range(record[1])))
+        with formatter.section("Options"):
+            formatter.write_dl(rows)
+        if not self._shows_all:
+            formatter.write(f"\nAlso: {', '.join(name for name in EVERYWHERE if name in names)}\n")
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, one per line and never wrapped, so that they can be copied."""
         super().format_epilog(ctx, formatter)
@@ -51,6 +123,16 @@ class Command(click.Command):
             formatter.write("\nExamples:\n")
             for example in self.examples:
                 formatter.write(f"  {example}\n")
+
+
+def _without_large_range(text: str) -> str:
+    """Return a help text without its range if that has no end that a person can meet."""
+
+    def shown(found: re.Match[str]) -> str:
+        ends = re.findall(r"[\d.]+", found[0])
+        return found[0] if len(ends) == 2 and float(ends[1]) <= _MOST_SHOWN else ""
+
+    return _RANGE.sub(shown, text).replace("  []", "")
 
 
 def exit_code(answered: int, imperfect: int) -> int:

@@ -23,29 +23,42 @@ from ls_edge.cli.command import HELP_OPTIONS, Group, describe
 from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
-COMMANDS = {
-    "train": "Fine-tune a vision transformer with shuffled block order.",
-    "eval": "Measure accuracy in trained order, in random orders, and with blocks missing.",
-    "analyze": "Show what each block contributes, and how that depends on its position.",
-    "export": "Split a trained model into one engine per block.",
-    "verify": "Check the files of a bundle and, with --run, its outputs against PyTorch.",
-    "publish": "Write a run or a bundle with a model card into a folder or onto the Hub.",
-    "keys": "Create CURVE keys.",
-    "peers": "Write the peers.yaml and the keys of a fleet.",
-    "peer": "Serve blocks of a bundle.",
-    "apply": "Change a running fleet to match a peers.yaml.",
-    "run": "Answer images through the reachable peers, and measure accuracy, latency, and throughput.",
-    "status": "Show the state of every peer, and why a peer cannot be used.",
-    "predict": "Classify images through the reachable peers, or in this process.",
-    "serve": "Answer images over HTTP through the reachable peers.",
-    "build": "Build the engines of a bundle for this device in advance.",
-    "bench": "Time the engines of a bundle on this device, or of a peer.",
-    "plan": "Assign blocks to devices, and tell whether that pays off.",
-    "simulate": "Simulate a fleet of devices that fail and return.",
-    "report": "Compare runs, plans, and profiles.",
-    "doctor": "Find what is missing or misconfigured on this machine.",
-    "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",
+GROUPS = {
+    "Start": {
+        "demo": "Train, export, serve and measure on embedded data.",
+        "doctor": "Find what is missing or misconfigured.",
+    },
+    "Model": {
+        "train": "Fine-tune a vision transformer for any order of its blocks.",
+        "eval": "Measure accuracy by order and with blocks missing.",
+        "export": "Split a trained model into one ONNX file per block.",
+        "verify": "Check the files of a bundle, and its outputs.",
+    },
+    "Fleet": {
+        "keys": "Create keys.",
+        "peers": "Write the peers.yaml and the keys of a fleet.",
+        "peer": "Serve blocks of a bundle.",
+        "apply": "Change a running fleet: model, blocks, peers.",
+        "status": "Show every peer, and why one cannot be used.",
+    },
+    "Use": {
+        "predict": "Classify images, videos and cameras.",
+        "run": "Send a data set through the peers, and measure.",
+        "serve": "Classify images over HTTP.",
+        "report": "Draw runs and evaluations, and compare them.",
+    },
+    "Plan": {
+        "bench": "Time the engines of a bundle on a device.",
+        "build": "Build engines in advance.",
+        "plan": "Assign blocks to devices, and tell whether that pays off.",
+        "simulate": "Simulate a fleet of devices that fail and return.",
+    },
+    "Research": {
+        "analyze": "Show what each block does, and how that depends on its place.",
+        "publish": "Write a run or a bundle with a model card.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 class _Interrupted(BaseException):
@@ -67,7 +80,7 @@ class _LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = ["--version"] if name == "version" else difflib.get_close_matches(name, COMMANDS, n=1)
         if near and name not in COMMANDS and not name.startswith("-"):
             ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
@@ -79,11 +92,12 @@ class _LazyGroup(Group):
             raise _Interrupted from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
-SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 100, "show_default": True}
+SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 80, "show_default": True}
 
 
 @click.group(cls=_LazyGroup, context_settings=SETTINGS)

@@ -6,7 +6,7 @@ and the threads of an engine library run on the cores of the engine's thread.
 
 A message wakes three threads on its way to the engine. Under the default policy of Linux, each of them may interrupt a
 thread on its core, such as an engine call, and the caches are filled twice. With ``SCHED_BATCH`` it waits for a free
-core or, if there is none, for the end of a time slice of a few milliseconds. ``docs/measurements.md`` shows the gain.
+core or, if there is none, for the end of a time slice of a few milliseconds. ``docs/results.md`` shows the gain.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP application of ``ls-edge serve``: its paths and their handlers.
 
-``docs/serving.md`` describes the interface, ``openapi.json`` each request and response.
+``docs/serve.md`` describes the interface, ``openapi.json`` each request and response.
 """
 
 from __future__ import annotations

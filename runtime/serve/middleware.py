@@ -95,7 +95,7 @@ class Middleware:
             allow = ", ".join(sorted(error.allowed_methods))
             return Refusal(405, f"the method is not allowed here; use {allow}", {"Allow": allow}).response()
         if isinstance(error, web.HTTPNotFound):
-            return Refusal(404, "no such path; see docs/serving.md, for example /predict, /status, /v2").response()
+            return Refusal(404, "no such path; see docs/serve.md, for example /predict, /status, /v2").response()
         if isinstance(error, web.HTTPException):
             return Refusal(error.status, error.reason).response()
         self._failures += 1

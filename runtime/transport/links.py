@@ -30,7 +30,7 @@ from ls_edge.runtime.transport.zap import Curve, ZapHandler
 
 ZERO_COPY_FROM = 1024 * 1024
 """Size from which a frame is sent without a copy, in bytes: pyzmq wakes a thread when such a frame has been sent, which
-costs as much as copying half a megabyte (``docs/measurements.md``)."""
+costs as much as copying half a megabyte (``docs/results.md``)."""
 
 # Plain integers: arithmetic on the enums takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import click
 import pytest
 
 from docs.reference import reference
-from ls_edge.cli.main import COMMANDS, cli
+from ls_edge.cli.main import COMMANDS, GROUPS, cli
 from ls_edge.version import __version__
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
@@ -189,7 +190,7 @@ def test_no_command_shows_the_help(arguments):
     done = run(*arguments)
     assert done.returncode in (0, 2)  # click before 8.2 takes it for a success
     assert "Usage: ls-edge" in done.stdout + done.stderr
-    assert "Commands:\n" in done.stdout + done.stderr
+    assert ("Commands:\n" if arguments else "Research:\n") in done.stdout + done.stderr
 
 
 def test_the_reference_is_up_to_date():
@@ -244,13 +245,43 @@ def test_the_examples_of_a_help_can_be_typed(words, command):
     shown = command.get_help(click.Context(command, info_name=" ".join(("ls-edge", *words)), terminal_width=40))
     for example in command.examples:
         assert f"\n  {example}\n" in f"{shown}\n"
-        assert len(example) <= 96
+        assert len(example) <= 78
         typed = shlex.split(example)
         assert tuple(typed[: len(words) + 1]) == ("ls-edge", *words)
         command.make_context(words[-1], typed[len(words) + 1 :])  # raises where it does not parse
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("exprot", "export")])
+def test_the_groups_are_those_of_the_contract():
+    assert list(GROUPS) == ["Start", "Model", "Fleet", "Use", "Plan", "Research"]
+    assert len(COMMANDS) == 21
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands_below(cli)), ids=lambda value: str(value)[:20])
+def test_help_shows_what_most_people_set_and_fits_a_terminal(words, command):
+    context = click.Context(command, info_name=" ".join(("ls-edge", *words)), terminal_width=80)
+    short, full = command.get_help(context), command.full_help(context)
+    assert max(map(len, full.splitlines())) <= 80
+    assert re.search(r"^Also: .*--debug, --help, --help-all$", short, re.M)
+    assert "  --debug" not in short
+    assert "  --debug" in full
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.opts[-1] in full
+            assert parameter.opts[-1] in short or not parameter.required
+    for end in re.findall(r"x<=?([\d.]+)", full):
+        assert float(end) <= 1000
+
+
+def test_help_all_prints_every_option(command):
+    code, out, _ = command("run", "--help-all")
+    assert code == 0
+    assert "--strict-bundle" in out
+    assert "--strict-bundle" not in command("run", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("exprot", "export"), ("version", "--version")]
+)
 def test_a_misspelt_command_gets_a_hint(typed, meant):
     assert f"No such command '{typed}'; did you mean '{meant}'?" in run(typed).stderr
 

@@ -45,7 +45,7 @@ def place(tmp_path, make_bundle, monkeypatch):
 def test_the_commands_of_the_readme_work(place, ls_edge):
     peers = with_free_ports(blocks("README.md", "yaml")[0])
     Path("peers.yaml").write_text(peers, encoding="utf-8")
-    text = "".join([blocks("README.md", "bash")[1], *blocks("docs/running.md", "bash")])
+    text = "".join([blocks("README.md", "bash")[1], *blocks("docs/run.md", "bash")])
     lines = [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("ls-edge ")]
     by_name = {words[0]: words for words in lines}
     by_name["run"] = next(words for words in lines if "--trace" in words)
@@ -67,8 +67,8 @@ def test_the_commands_of_the_readme_work(place, ls_edge):
 
 
 def test_the_keys_and_peers_of_boards_work(place, command):
-    (line,) = [block for block in blocks("docs/boards.md", "bash") if block.startswith("ls-edge keys new")]
-    text = blocks("docs/boards.md", "yaml")[0]
+    (line,) = [block for block in blocks("docs/fleet.md", "bash") if block.startswith("ls-edge keys new")]
+    text = blocks("docs/fleet.md", "yaml")[0]
     for name in ("laptop", "orin-0", "orin-1"):
         code, out, _ = command(*shlex.split(line.replace("orin-0", name))[1:])
         assert code == 0
@@ -86,7 +86,7 @@ def test_example_files_of_peers_are_valid(place, number):
 def test_example_settings_of_training_are_valid(place):
     from ls_edge.training.config import read_config
 
-    Path("ablation.yaml").write_text(blocks("docs/training.md", "yaml")[0], encoding="utf-8")
+    Path("ablation.yaml").write_text(blocks("docs/train.md", "yaml")[0], encoding="utf-8")
     config, _ = read_config(Path("ablation.yaml"), {})
     assert config.method == "anyorder"
 

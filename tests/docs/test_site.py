@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 LOADED = re.compile(
     r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]+)"|<link[^>]*rel="(?:stylesheet|icon|preload|preconnect)"[^>]*href="([^"]+)"'
 )
-WIDE = ("index.html", "architecture.html", "commands.html", "protocol.html", "python-api.html", "threat-model.html")
+WIDE = ("index.html", "develop.html", "commands.html", "protocol.html", "python.html", "security.html")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 Plain shuffling uses a single order in each step. Here, a batch is split into groups with one arrangement each, which
 reduces the variance between steps at the same cost; some groups run in tracks or in trained order, and the weights are
-averaged. docs/training.md compares the settings.
+averaged. docs/train.md compares the settings.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AnyOrder(Shuffle):
     def default_bands(self, view: BlockView) -> Bands:
         """Keep the first and the last block in place if a single linear layer embeds the patches.
 
-        In such models, these blocks cause most of the accuracy loss in free orders (docs/any-order.md).
+        In such models, these blocks cause most of the accuracy loss in free orders (docs/choose.md).
         """
         last = view.num_blocks - 1
         plain = view.has_plain_patches and not view.shares_weights

@@ -31,9 +31,9 @@ _GC_AFTER = 10_000
     cls=Command,
     examples=(
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
-        "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret",
-        "ls-edge peer --peers peers.yaml --name orin-0 --store store --secret-key orin-0.key_secret",
-        "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle --metrics 127.0.0.1:9100",
+        "ls-edge peer --peers peers.yaml --name nuc --bundle bundle",
+        "ls-edge peer --peers p.yaml --name a --store store --secret-key a.key_secret",
+        "ls-edge peer --peers p.yaml --name a --bundle b --metrics 127.0.0.1:9100",
     ),
 )
 @options.PEERS

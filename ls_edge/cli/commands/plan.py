@@ -33,9 +33,9 @@ _VERDICTS = {
 @click.command(
     cls=Command,
     examples=(
-        "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
-        "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective energy --out p.yaml",
-        "ls-edge plan --bundle b --profiles a.json c.json --run run.json --objective throughput",
+        "ls-edge plan --bundle b --profiles a.json c.json --objective latency",
+        "ls-edge plan --bundle b --profiles a,c=o.json --objective energy --out p.yaml",
+        "ls-edge plan --bundle b --profiles a.json --run r.json --objective throughput",
     ),
 )
 @options.BUNDLE

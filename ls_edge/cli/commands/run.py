@@ -46,11 +46,11 @@ MAX_REMARKS = 10
     examples=(
         "ls-edge run --local 3 --bundle bundle --data digits",
         "ls-edge run --peers peers.yaml --bundle bundle --data digits",
-        "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
-        "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
-        "ls-edge run --peers peers.yaml --bundle bundle --data digits --trace-events events.json",
-        "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
-        "ls-edge run --peers peers.yaml --bundle bundle --data camera:0 --limit 1000",
+        "ls-edge run --peers p.yaml --bundle b --data val --policy fastest --json",
+        "ls-edge run --peers p.yaml --bundle b --data val --trace t.jsonl",
+        "ls-edge run --peers p.yaml --bundle b --data digits --trace-events t.json",
+        "ls-edge run --peers p.yaml --bundle b --data digits --wait 60 --max-skips 2",
+        "ls-edge run --peers p.yaml --bundle b --data camera:0 --limit 1000",
     ),
 )
 @options.peers("peers.yaml, the same file on all machines; or use --local.")

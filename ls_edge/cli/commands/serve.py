@@ -41,8 +41,8 @@ _READY_WITHIN_S = 5.0
     examples=(
         "ls-edge serve --peers peers.yaml --bundle bundle",
         "ls-edge serve --peers peers.yaml",
-        "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
-        "ls-edge serve --peers peers.yaml --bundle bundle --tls-cert cert.pem --tls-key key.pem",
+        "ls-edge serve --peers p.yaml --bundle b --http 127.0.0.1:80 --concurrency 8",
+        "ls-edge serve --peers p.yaml --tls-cert cert.pem --tls-key key.pem",
         "ls-edge serve --peers peers.yaml --allow-host edge.example",
     ),
 )

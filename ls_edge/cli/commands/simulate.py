@@ -18,9 +18,9 @@ from ls_edge.report.terminal import open_console
 @click.command(
     cls=Command,
     examples=(
-        "ls-edge simulate --bundle bundle --profiles orin.json --devices 8 --requests 1000",
-        "ls-edge simulate --bundle b --profiles a.json c.json --devices 99 --requests 5000 --rate 50",
-        "ls-edge simulate --bundle b --profiles a.json --devices 9 --requests 999 --churn up=5m,down=9s",
+        "ls-edge simulate --bundle b --profiles a.json --devices 8 --requests 1000",
+        "ls-edge simulate --bundle b --profiles a --devices 9 --requests 99 --rate 5",
+        "ls-edge simulate --bundle b --profiles a --devices 9 --requests 9 --rate 1",
     ),
 )
 @options.BUNDLE

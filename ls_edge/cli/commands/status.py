@@ -16,12 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ls_edge.cli import options
-from ls_edge.cli.command import Command, exit_code
+from ls_edge.cli.command import DEBUG, Command, exit_code
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.files import write_output
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
@@ -39,6 +38,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 
 @click.command(
     cls=Command,
+    debug="Write the latest events of the peers to standard error, and the traceback of an error.",
     examples=(
         "ls-edge status --peers peers.yaml",
         "ls-edge status --peers peers.yaml --secret-key laptop.key_secret --json",
@@ -50,7 +50,6 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @options.SECRET_KEY
 @options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
-@options.output("--events", "File to write the latest events of the peers' routing to, to explain an odd answer.")
 @options.flag("--watch", "Look again every second, until Ctrl-C; with --json, a line for each look.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
 @options.JSON
@@ -59,7 +58,6 @@ def command(
     secret_key: Path | None,
     bundle: Path | None,
     check: bool,
-    events: Path | None,
     watch: bool,
     wait: float,
     as_json: bool,
@@ -85,9 +83,10 @@ def command(
         if watch:
             _watch(observer, opened, file, wait, as_json=as_json)
         found = look(observer, opened, wait)
-        if events is not None:
-            lines = [f"{name} {line}" for name, text in observer.events(wait).items() for line in text.splitlines()]
-            write_output(events, "\n".join([*lines, ""]))
+        if click.get_current_context().meta[DEBUG]:
+            for name, text in observer.events(wait).items():
+                for line in text.splitlines():
+                    click.echo(f"{name} {line}", err=True)
     if as_json:
         print_json(document_of(found))
     else:

@@ -41,9 +41,9 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
     cls=Command,
     examples=(
         "ls-edge train --data digits --out run",
-        "ls-edge train --data photos --out run --model vit_tiny_patch16_224 --pretrained --epochs 10",
+        "ls-edge train --data photos --out run --model vit_tiny_patch16_224",
         "ls-edge train --config vit_b_cifar100 --data torch/cifar100 --out run",
-        "ls-edge train --data digits --out run --set optim.clip=0.5 --set model.args.embed_dim=64",
+        "ls-edge train --data digits --out run --set model.args.embed_dim=64",
         "ls-edge train --out run --resume",
     ),
 )
@@ -54,8 +54,9 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 @click.option(
     "--method",
     type=options.Named(list(METHODS), find_method),
-    help="Training method, or package.module:Class.  [default: shared if the start was trained in one order, else "
-    "anyorder]",
+    metavar="METHOD",
+    help=f"{', '.join(METHODS)}, or package.module:Class.  [default: shared if the start was trained in one order, "
+    "else anyorder]",
 )
 @options.bands("as in --init RUN, else the method's")
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")

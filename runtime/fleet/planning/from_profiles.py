@@ -26,7 +26,7 @@ JETSON_MEMORY_SHARE = 0.6
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
-"""Assumed overhead of an engine call: the cost of a hop in docs/measurements.md, "A chain of peers"."""
+"""Assumed overhead of an engine call: the cost of a hop in docs/results.md, "A chain of peers"."""
 JPEG_BITS_PER_PIXEL = 2.0
 """Assumed size of images sent as JPEG."""
 

@@ -109,7 +109,7 @@ def read_payload(run: Run, frame: memoryview | bytes) -> Payload:
 
 
 def is_finite(tokens: np.ndarray) -> bool:
-    """Return whether no value is NaN or infinity; ``docs/measurements.md`` has the cost.
+    """Return whether no value is NaN or infinity; ``docs/results.md`` has the cost.
 
     Half-precision values are compared as integers, since numpy converts them one by one. A dot product of the values
     with themselves would be no cheaper, overflows for large finite values, and may wake threads of its library.

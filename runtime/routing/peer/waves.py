@@ -1,6 +1,6 @@
 """Waves of tracks: a process runs blocks on several holders in parallel and joins the results.
 
-A wave is a request within a request (``docs/architecture.md``, "Waves of tracks"). Its joiner keeps the request in the
+A wave is a request within a request (``docs/develop.md``, "Waves of tracks"). Its joiner keeps the request in the
 stage ``JOINING`` and holds a further request for each track: the same tokens, the blocks of the track, and itself as
 the source. Custody, deadlines, credits and the way home therefore work for tracks as for requests. The joiner's own
 track goes to its own engine.

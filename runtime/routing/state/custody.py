@@ -285,6 +285,6 @@ TRANSITIONS: dict[tuple[Stage, Stage], Step] = {
     (CUSTODY, ENDED): Step(Custody._end, "RELEASE; CANCEL, end of the budget, answer or error"),
     (AWAY, ENDED): Step(Custody._end, "CANCEL, end of the budget, answer or error; the track came back or is late"),
 }
-"""All transitions; any other raises :class:`InvalidTransition`. ``docs/architecture.md`` lists them."""
+"""All transitions; any other raises :class:`InvalidTransition`. ``docs/develop.md`` lists them."""
 for _pair, _step in TRANSITIONS.items():
     _step.change = counted(*_pair)

@@ -313,11 +313,9 @@ def test_watching_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_un
                 started.append(ls_edge.start(*words, stdout=files.enter_context(out.open("w"))))
             text, lines = (lambda: outputs[0].read_text()), (lambda: outputs[1].read_text().splitlines()[:-1])
             wait_until(lambda: lines() and json.loads(lines()[-1])["peers"]["b"]["state"] == "alive", 30.0, "a look")
-            done = ls_edge.run("status", "--peers", local.path, "--events", tmp_path / "events")
+            done = ls_edge.run("status", "--peers", local.path, "--debug")
             assert done.returncode == 0, done.stderr
-            assert re.search(
-                r"^a \d+\.\d{6} NeighborUp\(hello=Hello\(name='b'", (tmp_path / "events").read_text(), re.M
-            )
+            assert re.search(r"^a \d+\.\d{6} NeighborUp\(hello=Hello\(name='b'", done.stderr, re.M)
             local.kill("b")
             wait_until(lambda: json.loads(lines()[-1])["peers"]["b"]["state"] == "lost", 30.0, "b to be lost")
             wait_until(lambda: re.search(r"\d\d:\d\d:\d\d b lost: ", text()), 30.0, "the change")

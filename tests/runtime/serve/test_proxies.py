@@ -1,4 +1,4 @@
-"""nginx and Caddy in front of a server: the configurations of ``docs/serving.md``, and where requests end."""
+"""nginx and Caddy in front of a server: the configurations of ``docs/serve.md``, and where requests end."""
 
 import contextlib
 import http.client
@@ -19,7 +19,7 @@ from ls_edge.runtime.serve.server import HttpServer
 from tests.runtime.serve import proxies
 from tests.runtime.serve.serving import Server, picture
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "serving.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "serve.md"
 ORIGIN = "https://edge.example"
 EVERY_S = 0.5
 """Interval of events."""

@@ -185,5 +185,5 @@ def test_a_policy_of_a_newer_version_counts_as_nearest():
 
 
 def test_the_document_has_a_row_for_every_policy():
-    section = (Path(__file__).parents[4] / "docs/running.md").read_text(encoding="utf-8").split("\n### Policies\n")[1]
+    section = (Path(__file__).parents[4] / "docs/run.md").read_text(encoding="utf-8").split("\n## Choose a policy\n")[1]
     assert set(re.findall(r"^\| `(\w+)`", section.split("\n## ")[0], re.M)) == set(POLICIES)
