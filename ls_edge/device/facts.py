@@ -36,7 +36,8 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 }
 """Programs by subject."""
 FILES: Mapping[str, tuple[str, ...]] = {
-    "release": ("etc/nv_tegra_release", "etc/os-release"),
+    "release": ("proc/device-tree/model", "proc/device-tree/compatible", "etc/nv_tegra_release", "etc/os-release"),
+    "power modes": ("var/lib/nvpmodel/status", "etc/nvpmodel.conf"),
     "memory": ("proc/meminfo", "proc/swaps"),
     "clocks of cores, kHz": (
         "sys/devices/system/cpu/cpufreq/policy*/scaling_*_freq",
@@ -44,13 +45,22 @@ FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "clocks of the GPU, Hz": ("sys/class/devfreq/*/*_freq", "sys/class/devfreq/*/governor"),
     "switched-off parts of the GPU": ("sys/devices/**/tpc_pg_mask", "sys/devices/**/fbp_pg_mask"),
+    "thermal trips": (
+        "sys/class/thermal/thermal_zone*/type",
+        "sys/class/thermal/thermal_zone*/temp",
+        "sys/class/thermal/thermal_zone*/trip_point_*_t[ey][mp][pe]",
+        "sys/class/thermal/thermal_zone*/cdev*_trip_point",
+        "sys/class/thermal/thermal_zone*/cdev*/type",
+        "sys/class/thermal/cooling_device*/type",
+        "sys/class/thermal/cooling_device*/cur_state",
+    ),
     "sensors": ("sys/class/hwmon/hwmon*/name", "sys/class/hwmon/hwmon*/*_label"),
 }
 """Patterns of files below the root by subject."""
-_DEVICES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dri/*")
-_KEPT = re.compile(r"^(Mem|Swap|Cma|NvMap|Filename|/|PRETTY_NAME|#)")
+_DEVICES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/nvgpu/*/*", "dev/dri/*")
+_KEPT = re.compile(r"^(Mem|Swap|Cma|NvMap|Filename|/|PRETTY_NAME|# R|NVIDIA |nvidia,|pmode|< P)")
 """Relevant lines of files in ``proc`` and ``etc``; in ``sys``, all lines are relevant."""
-_KERNEL = re.compile(r"out of memory|oom|nvmap|nvgpu|xid|throttl|over-?current", re.IGNORECASE)
+_KERNEL = re.compile(r"out of memory|oom|nvmap|nvgpu|xid|firmware|throttl|over-?current", re.IGNORECASE)
 _MOST_LINES = 60
 
 
@@ -63,7 +73,7 @@ def facts(root: Path = Path("/")) -> Iterator[tuple[str, str]]:
         lines = [
             f"{path.relative_to(root)}: {line}"
             for path in paths
-            for line in text_of(path).splitlines()
+            for line in text_of(path).replace("\0", " ").splitlines()
             if path.relative_to(root).parts[0] == "sys" or _KEPT.match(line)
         ]
         yield subject, "\n".join(lines) or "no such file here"

@@ -23,6 +23,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.core.logs import set_up
 from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.core.text import counted
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import BLOCKING, SPIN, cuda_runtime
 from ls_edge.engines.engine import signature_of
@@ -39,6 +40,7 @@ _WAITS = {"usual": None, "spin": SPIN, "blocking": BLOCKING}
 
 def errors(bundle: Bundle) -> None:
     """Print the errors of all parts and of the whole chain, for two builds, with and without graphs."""
+    _say(f"power mode, which engines are tuned for: {Sensors().power_mode() or 'none'}")
     parts, image = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1)
     runs: dict[str, dict[str, np.ndarray]] = {}
     chains: dict[str, np.ndarray] = {}

@@ -27,6 +27,7 @@ def test_each_part_is_compared_in_two_builds_with_and_without_graphs(tiny_bundle
     assert len(re.findall(r"block \d' status='building an engine: this file has none yet", done.stderr)) == 12
     assert done.stdout.count("layers of block 0:\nLayers:") == 2
     assert "verbosity 2" in done.stdout
+    assert done.stdout.startswith("power mode, which engines are tuned for: ")
     for part in ("stem", "block 0", "block 5", "head", "chain"):
         (line,) = re.findall(rf"^{part}: relative error: (.*)$", done.stdout, re.M)
         found = dict(re.findall(r"((?:first|second) build(?:, no graphs)?) (\S+?)(?:, |$)", line))

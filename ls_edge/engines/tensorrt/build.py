@@ -30,6 +30,7 @@ import msgspec
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
+from ls_edge.device.hardware import model
 from ls_edge.device.requirements import numbers
 from ls_edge.engines.cuda.runtime import CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS, cuda_runtime
 from ls_edge.engines.engine import first_line, refuse_weights_elsewhere
@@ -87,7 +88,7 @@ def this_device() -> TensorRTDevice:
         raise EngineError(
             f"TensorRT for RTX needs compute capability 8.0, {name} has {major}.{minor}; use --engine onnx"
         )
-    return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors)
+    return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors, model())
 
 
 def build_target() -> TensorRTDevice:

@@ -41,12 +41,14 @@ class TensorRTDevice(msgspec.Struct, frozen=True):
     capability: str
     multiprocessors: int
     """Streaming multiprocessors; the power modes of a Jetson switch some off."""
+    board: str = ""
+    """Name of the board, empty on a PC: Orin Nano and NX have the same GPU, but other clocks."""
 
     def __str__(self) -> str:
         return f"TensorRT {self.tensorrt} on {self.gpu}"
 
 
-class EngineKey(TensorRTDevice, frozen=True):
+class EngineKey(TensorRTDevice, frozen=True, kw_only=True):
     """Everything that an engine depends on."""
 
     onnx_sha256: str
@@ -69,6 +71,7 @@ class _Entry(msgspec.Struct, frozen=True):
 _WORDS = {
     "tensorrt": "TensorRT",
     "gpu": "the GPU",
+    "board": "the board",
     "capability": "the compute capability",
     "multiprocessors": "the number of multiprocessors",
     "system": "the system",
@@ -170,7 +173,7 @@ class EngineCache:
         return self.folder / f"{key.digest()}.{ending}"
 
     def _timing(self, key: EngineKey) -> Path:
-        device = digest_of([key.tensorrt, key.gpu, key.capability, key.multiprocessors, key.system])
+        device = digest_of([key.tensorrt, key.gpu, key.board, key.capability, key.multiprocessors, key.system])
         return self.folder / f"{device[:32]}.timing"
 
     def _read(self, path: Path) -> bytes | None:
