@@ -19,6 +19,7 @@ from tests.linters import lint
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 UNIT, SERVE_UNIT = "ls-edge-peer@.service", "ls-edge-serve@.service"
+COMPOSE = ("compose.yaml", "compose.jetson.yaml")
 IMAGES = ("Dockerfile", "Dockerfile.jetson")
 
 
@@ -131,6 +132,7 @@ def test_systemd_accepts_the_unit(tmp_path, name):
     # Warnings do not change its exit code; systemd before 254 lacks these two keys and ignores them.
     warnings = [line for line in done.stderr.splitlines() if not re.search("'Restart(Steps|MaxDelaySec)'", line)]
     assert unit.name not in "".join(warnings), done.stderr
+    assert re.search("^After=.* nvpmodel.service$", text, re.M)
     assert "StartLimitIntervalSec=0" in text.partition("[Service]")[0]  # otherwise five quick failures end it for good
 
 
@@ -139,8 +141,25 @@ def test_dockerfiles_pass_their_linter(name):
     lint("hadolint", FOLDER / name)
 
 
-def test_the_compose_file_follows_the_specification():
-    lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_files_follow_the_specification(name):
+    lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / name)
+
+
+def test_a_container_on_a_jetson_has_its_gpu_and_the_files_that_tell_board_and_mode():
+    peer = yaml.safe_load((FOLDER / "compose.jetson.yaml").read_text())["services"]["peer"]
+    assert (peer["runtime"], "deploy" in peer) == ("nvidia", False)
+    mounts = dict(one.removesuffix(":ro").split(":") for one in peer["volumes"])
+    assert set(mounts) == {
+        "/etc/nv_tegra_release",
+        "/etc/nvpmodel.conf",
+        "/var/lib/nvpmodel",
+        "/proc/device-tree/model",
+    }
+    assert mounts["/proc/device-tree/model"] == "/tmp/nv_jetson_model"
+    text = (FOLDER / "Dockerfile.jetson").read_text()
+    assert_extras(re.search("^ARG EXTRAS=(.*)$", text, re.M)[1])
+    assert_extras(re.search("--build-arg EXTRAS=([a-z0-9,]+)", text)[1])
 
 
 def test_the_manifest_is_valid_for_kubernetes_and_needs_no_gpu():
@@ -192,7 +211,7 @@ def test_the_playbook_is_short_and_names_existing_files(tmp_path):
     lint("ansible-lint", "--offline", FOLDER / "playbook.yml", cwd=tmp_path, env=environment)
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "daemonset.yaml", "playbook.yml"])
+@pytest.mark.parametrize("name", [*COMPOSE, "daemonset.yaml", "playbook.yml"])
 def test_yaml_files_pass_their_linter(name):
     rules = "{line-length: {max: 160}, document-start: disable}"
     lint("yamllint", "-s", "-d", f"{{extends: default, rules: {rules}}}", FOLDER / name)

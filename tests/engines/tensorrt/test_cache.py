@@ -17,6 +17,7 @@ KEY = EngineKey(
     gpu="Orin",
     capability="8.7",
     multiprocessors=8,
+    board="NVIDIA Jetson Orin Nano",
     profiles=((1, 1, 1), (2, 8, 8)),
     workspace=1 << 30,
 )
@@ -57,6 +58,7 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
     ("change", "words"),
     [
         ({"multiprocessors": 6}, "the number of multiprocessors was 8, is 6"),
+        ({"board": "NVIDIA Jetson Orin NX"}, "the board was NVIDIA Jetson Orin Nano, is NVIDIA Jetson Orin NX"),
         ({"tensorrt": "10.7.0"}, "TensorRT was 10.3.0, is 10.7.0"),
         ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
         ({"profiles": ((1, 1, 8),)}, "the batch profiles was ((1, 1, 1), (2, 8, 8)), is ((1, 1, 8),)"),
