@@ -91,7 +91,8 @@ def command(
     document = plan_document(problem, objective, planned, assumptions, bundle_id=opened.manifest.bundle_id)
     try:
         if out is not None:
-            _write_peers(out, document, known)
+            boards = {one.name for one in inputs.profiles if one.profile.engine == "tensorrt"}
+            _write_peers(out, document, known, boards)
     finally:
         print_json(document) if as_json else _print(document)
     if out is not None and not as_json:
@@ -99,8 +100,8 @@ def command(
         click.echo(f"written to {out}{next_step}")
 
 
-def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None) -> None:
-    """Write the peers that hold blocks, and name the others in a comment.
+def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards: set[str]) -> None:
+    """Write the peers that hold blocks, and name the others in a comment; ``boards`` were measured with TensorRT.
 
     With a ``known`` file, only the blocks and the batch sizes differ from it.
     """
@@ -112,6 +113,7 @@ def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None) -> None
     if known is None:
         peers = [
             {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}"}
+            | ({"engine": "tensorrt"} if name in boards else {})
             for name in plan.placement
         ]
         document = {"sources": [], "peers": peers}

@@ -93,7 +93,10 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
 def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, profile, tmp_path):
     """Three quarters of the work for the board that is three times as fast."""
     out = tmp_path / "peers.yaml"
-    boards = profile("fast", 2.0, tenths=5), profile("slow", 6.0, tenths=5)  # no room for stem and head
+    boards = (  # no room for stem and head
+        profile("fast", 2.0, tenths=5, engine="tensorrt"),
+        profile("slow", 6.0, tenths=5),
+    )
     words = ("--bundle", bundle, "--profiles", *boards, "--objective", "throughput", "--mbit", "100000")
     found = planned(command, *words, "--out", out)
     assert found["recommendation"] == "split"
@@ -106,6 +109,7 @@ def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, p
     assert {name: len(blocks) for name, blocks in found["placement"].items()} == {"fast": 3, "slow": 1}
     assert set(held) == {"fast", "slow"}
     assert all(entry["address"] == f"tcp://{entry['name']}:5555" for entry in written["peers"])
+    assert {entry["name"]: entry.get("engine") for entry in written["peers"]} == {"fast": "tensorrt", "slow": None}
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8"])
