@@ -1,4 +1,4 @@
-"""``ls-edge profile`` of a real bundle, with the sensors of a board and without any."""
+"""``ls-edge bench --out`` of a real bundle, with the sensors of a board and without any."""
 
 import sys
 

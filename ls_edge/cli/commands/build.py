@@ -57,7 +57,7 @@ def command(
     cache. Requires TensorRT and the CUDA runtime, or TensorRT for RTX, but neither torch nor onnx.
 
     --store also writes the bundle into the store of the peer, which then starts with it instead of waiting for 'ls-edge
-    push'. The peer must not be running. If it uses ONNX Runtime, nothing is built.
+    apply'. The peer must not be running. If it uses ONNX Runtime, nothing is built.
 
     An engine depends on the file, the GPU, the version of TensorRT, the precision, and the largest batch. A peer that
     finds its engines in the cache starts in seconds; otherwise it builds them.

@@ -82,14 +82,14 @@ def test_a_source_without_audits_reports_none(audited, images):
 @pytest.fixture
 def slow_disk(tiny_bundle, monkeypatch):
     """The bundle, a function that makes reading its parts wait, and one that ends the wait."""
-    may_read, read = threading.Event(), Bundle.read
+    may_read, opened = threading.Event(), Bundle.opened
 
-    def read_later(bundle, part):
+    def open_later(bundle, part):
         assert may_read.wait(60)
-        return read(bundle, part)
+        return opened(bundle, part)
 
     may_read.set()
-    monkeypatch.setattr(Bundle, "read", read_later)
+    monkeypatch.setattr(Bundle, "opened", open_later)
     return tiny_bundle, may_read.clear, may_read.set
 
 
