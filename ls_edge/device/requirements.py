@@ -117,7 +117,7 @@ def jetpack_advice(root: Path = hardware.ROOT) -> str:
     if jetpack_problem(root) is None:
         return "sudo apt install nvidia-jetpack"
     return (
-        "install JetPack 6.1 or newer, which an Orin or a Thor has; older boards serve on their CPU, with a Python "
+        "install JetPack 6.1 or newer (Orin and Thor only); older boards serve on their CPU, with a Python "
         "3.10 besides JetPack's and 'pip install onnxruntime'"
     )
 

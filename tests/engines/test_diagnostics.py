@@ -115,7 +115,7 @@ def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, wo
     ("release", "fix"),
     [
         ("36.4.3", "sudo apt install nvidia-jetpack"),
-        ("35.4.1", "install JetPack 6.1 or newer, which an Orin or a Thor has"),
+        ("35.4.1", "install JetPack 6.1 or newer (Orin and Thor only)"),
     ],
 )
 def test_a_jetson_without_a_tensorrt_that_it_can_use_gets_a_warning(hide, make_jetson, release, fix):

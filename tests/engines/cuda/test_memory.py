@@ -61,9 +61,13 @@ def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_
     close(runner.run((0, 1), tokens(3)), expected(exact, (0, 1), tokens(3)))
 
 
-def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu):
+@pytest.mark.parametrize(
+    ("release", "advice"), [(None, "see 'ls-edge doctor'"), ("36.4.7", r"free memory for the GPU \(swap does not help")]
+)
+def test_too_little_memory_is_one_line_and_nothing_is_left(bundle, gpu, monkeypatch, release, advice):
+    monkeypatch.setattr("ls_edge.engines.cuda.runtime.jetson_linux", lambda: release)
     gpu.memory = 40_000
-    with pytest.raises(EngineError, match=r"CUDA failed while making .*out of memory; see 'ls-edge doctor'"):
+    with pytest.raises(EngineError, match=rf"CUDA failed while making .*out of memory; {advice}"):
         open_block_engines(bundle, ORDER, kind="tensorrt")
     gpu.memory = 1 << 30
     assert gpu.left() == []
