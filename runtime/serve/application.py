@@ -29,9 +29,7 @@ from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.middleware import Middleware, add_headers
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal, json_response
 from ls_edge.runtime.serve.service import Service, seconds_until
-from ls_edge.runtime.source.image_encoding import ImageEncoder
 from ls_edge.runtime.source.results import Answer
-from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
 T = TypeVar("T")
@@ -94,7 +92,7 @@ class Api:
                 notes: list[str] = []
 
                 def decode(on_slow: Callable[[], None]) -> list[Any]:
-                    return [self._prepare(place.source, body, "the body", end, on_slow, notes)]
+                    return [self._prepare(body, "the body", end, on_slow, notes)]
 
                 (answer,) = await self._service.answer(place, decode, end)
         self._page.note(answer)
@@ -116,7 +114,6 @@ class Api:
 
     def _prepare(
         self,
-        source: Source,
         image: bytes | np.ndarray,
         name: str,
         end: float,
@@ -124,13 +121,15 @@ class Api:
         notes: list[str],
     ) -> Any:
         """Return what the source submits for an image, and add a note if its orientation is ignored."""
+        source = self._service.source
         if isinstance(image, np.ndarray):
             return source.preprocess(image, name)
         spec = source.bundle.manifest.image
-        is_thin = isinstance(source.preprocess, ImageEncoder)
-        is_turned, prepared = False, source.preprocess(image, name) if is_thin else None
-        if not is_thin or spec.exif_orientation is not True:
-            decoded = self._service.decoders.decode(None if is_thin else spec, image, name, end=end, on_slow=on_slow)
+        is_turned, prepared = False, source.preprocess(image, name) if source.is_thin else None
+        if not source.is_thin or spec.exif_orientation is not True:
+            decoded = self._service.decoders.decode(
+                None if source.is_thin else spec, image, name, end=end, on_slow=on_slow
+            )
             prepared, is_turned = decoded.pixels if prepared is None else prepared, decoded.is_turned
         if is_turned:
             subject = name.replace("the body", "the image")
@@ -185,15 +184,15 @@ class Api:
                 def decode(on_slow: Callable[[], None]) -> list[Any]:
                     def prepare(image: bytes | np.ndarray, name: str) -> Any:
                         seconds_until(end)  # its place is needed then
-                        return self._prepare(place.source, image, name, end, on_slow, notes)
+                        return self._prepare(image, name, end, on_slow, notes)
 
-                    return v2.images_of(asked, binary, place.source.bundle.manifest.image.size, prepare)
+                    return v2.images_of(asked, binary, self._service.source.bundle.manifest.image.size, prepare)
 
                 answers = await self._service.answer(place, decode, end)
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images
                     answers = await self._service.answer(place, decode, end)
         self._page.note(*answers)
-        reply, json_length = v2.response_of(asked, place.source.bundle, answers, notes)
+        reply, json_length = v2.response_of(asked, self._service.source.bundle, answers, notes)
         if json_length is None:
             return web.Response(body=reply, content_type="application/json")
         headers = {v2.HEADER_LENGTH: str(json_length)}

@@ -7,7 +7,6 @@ device. Label values come from ``peers.yaml``, this package, the bundle and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,7 +18,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
@@ -113,46 +111,6 @@ class SourceCollector(Collector):
         yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
         yield from _links(source.link_counts, snapshot.reroutes)
         yield from _dropped(snapshot.dropped)
-
-
-class SuccessiveCollector(Collector):
-    """Metrics of successive collectors: the sums of their counts, and all other values of the latest one."""
-
-    def __init__(self, *collectors: Collector) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric."""
-        *before, latest = self._collectors
-        counts: dict[str, dict[tuple[str, ...], Sample]] = {}
-        for collector in (*before, latest):
-            for metric in collector.collect():
-                if metric.type in ("counter", "histogram"):
-                    known = counts.setdefault(metric.name, {})
-                    for sample in metric.samples:
-                        key = (sample.name, *sample.labels.values())
-                        known[key] = sample._replace(value=sample.value + known[key].value) if key in known else sample
-                    metric.samples = list(known.values())
-                if collector is latest:
-                    yield metric
-
-    def add(self, collector: Collector) -> None:
-        """Append a collector, now the latest one."""
-        self._collectors = (*self._collectors, collector)
-
-    def end(self, collector: Collector) -> None:
-        """Keep only the counts of a collector before the latest one, together with those that ended earlier."""
-        ended = [one for one in self._collectors if one is collector or isinstance(one, _Ended)]
-        others = (one for one in self._collectors if one not in ended)
-        self._collectors = (_Ended(list(SuccessiveCollector(*ended).collect())), *others)
-
-
-@dataclass
-class _Ended(Collector):
-    metrics: list[Metric]
-
-    def collect(self) -> list[Metric]:
-        return self.metrics
 
 
 class DeviceCollector(Collector):

@@ -1,4 +1,4 @@
-"""Service behind ``ls-edge serve``: images in, answers out, through a source that can be replaced.
+"""Service behind ``ls-edge serve``: images in, answers out, through a source.
 
 Methods run on the server's event loop unless they say otherwise. At most ``max_inflight`` requests are in progress, and
 a limited number waits, so memory is bounded.
@@ -32,7 +32,7 @@ from ls_edge.core.errors import (
 from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
 from ls_edge.data.decoders import Decoders
-from ls_edge.runtime.serve.metrics import SourceCollector, SuccessiveCollector, add_collectors
+from ls_edge.runtime.serve.metrics import SourceCollector, add_collectors
 from ls_edge.runtime.serve.places import Places
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
 from ls_edge.runtime.source.results import LATENCY_BOUNDS_S, Answer
@@ -59,22 +59,11 @@ Decode = Callable[[Callable[[], None]], Sequence[np.ndarray]]
 """Function that decodes images; it calls its argument if one is large or takes long."""
 
 
-@dataclass(eq=False)
-class _Backend:
-    source: Source
-    collector: SourceCollector
-    requests: int = 0
-    """Number of requests that use it."""
-    closes_at: float = 0.0
-    """Time at which it is closed even with requests, once it is replaced."""
-
-
 class Place:
     """A place of ``--concurrency``, held by a request until its decoder's thread is free."""
 
-    def __init__(self, places: Places, source: Source) -> None:
+    def __init__(self, places: Places) -> None:
         """Hold a place that was taken."""
-        self.source = source
         self.decoding: Future[None] | None = None
         self._places = places
         self._since: float | None = time.monotonic()
@@ -113,9 +102,7 @@ class Service:
 
     def __init__(self, source: Source, *, holder_wait_s: float, queue: int) -> None:
         """Let images wait ``holder_wait_s`` for missing holders, and at most ``queue`` requests wait for a place."""
-        self._backend = _Backend(source, SourceCollector(source))
-        self._replaced: list[_Backend] = []
-        self._lock = threading.Lock()
+        self.source = source
         self._holder_wait_s = holder_wait_s
         self._threads = ThreadPoolExecutor(source.settings.max_inflight + SLOW_AT_ONCE, "decoder")
         self._slow = threading.BoundedSemaphore(SLOW_AT_ONCE)
@@ -123,9 +110,8 @@ class Service:
         self._threads.submit(self.decoders.start)
         self.places = Places(source.settings.max_inflight, queue)
         self.statistics = Statistics()
-        self._sources = SuccessiveCollector(self._backend.collector)
         self.registry = CollectorRegistry(auto_describe=False)
-        add_collectors(self.registry, self._sources)
+        add_collectors(self.registry, SourceCollector(source))
         Gauge(
             "ls_edge_http_queue_length", "Requests that wait for a place of --concurrency.", registry=self.registry
         ).set_function(lambda: self.places.waiting)
@@ -135,11 +121,6 @@ class Service:
         )  # fmt: skip
         self._waited_s = 0.0
         self.is_stopping = False
-
-    @property
-    def source(self) -> Source:
-        """The source of new requests."""
-        return self._backend.source
 
     @property
     def is_ready(self) -> bool:
@@ -187,32 +168,11 @@ class Service:
         """Refuse new images, and finish the others. Any thread may call it."""
         self.is_stopping = True
 
-    def exchange(self, source: Source, timeout: float) -> None:
-        """Use another source for new requests; those in progress have ``timeout`` seconds to end with the previous one.
-
-        Any thread but the server's may call it.
-        """
-        after = _Backend(source, SourceCollector(source))
-        self._sources.add(after.collector)
-        with self._lock:
-            before, self._backend = self._backend, after
-        before.closes_at = time.monotonic() + timeout
-        self._replaced.append(before)
-
-    def close_replaced(self) -> None:
-        """Close the replaced sources whose requests have ended, or whose time is over."""
-        now = time.monotonic()
-        for before in [one for one in self._replaced if not one.requests or now >= one.closes_at]:
-            self._replaced.remove(before)
-            before.source.close()
-            self._sources.end(before.collector)
-
     def close(self) -> None:
-        """Stop the decoders, and close the sources."""
+        """Stop the decoders, and close the source."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.decoders.close()
-        for one in (*self._replaced, self._backend):
-            one.source.close()
+        self.source.close()
 
     @contextlib.asynccontextmanager
     async def place(self, end: float) -> AsyncIterator[Place]:
@@ -228,16 +188,11 @@ class Service:
                 self._waited_s = time.monotonic() - began
                 self._waits.observe(self._waited_s)
             self.statistics.add("queue", self._waited_s)
+            place = Place(self.places)
             try:
-                with self._lock:
-                    backend = self._backend
-                    backend.requests += 1
-                place = Place(self.places, backend.source)
                 yield place
                 is_answered = True
             finally:
-                with self._lock:
-                    backend.requests -= 1
                 give_back = functools.partial(place.give_back, is_answered=is_answered)
                 if place.decoding is None or place.decoding.done():
                     give_back()
@@ -260,12 +215,14 @@ class Service:
 
         def submit() -> None:
             nonlocal decoded
-            images = self._decode(place, decode, end, loop)
+            bundle, images = self.source.bundle, self._decode(place, decode, end, loop)
+            if bundle is not self.source.bundle:  # it has changed meanwhile
+                images = self._decode(place, decode, end, loop)
             decoded = time.monotonic()
-            left_s = self._wait_for_holders(place.source, end)
+            left_s = self._wait_for_holders(end)
             try:
                 for index, image in enumerate(images):
-                    futures.append(place.source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))
+                    futures.append(self.source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))
             finally:
                 for future in futures:
                     future.add_done_callback(wake)
@@ -326,8 +283,9 @@ class Service:
             if is_slow:
                 self._slow.release()
 
-    def _wait_for_holders(self, source: Source, end: float) -> float:
+    def _wait_for_holders(self, end: float) -> float:
         """Wait for missing holders, and return the seconds that are left."""
+        source = self.source
         missing = source.wait_ready(min(self._holder_wait_s, end - time.monotonic()), may_miss=source.max_skips)
         if not source.may_skip(missing):
             raise Refusal(503, f"no reachable peer serves {name_blocks(missing)}; try again", RETRY_AFTER)

@@ -20,6 +20,7 @@ from ls_edge.data.decoders import Decoders
 from ls_edge.data.preprocess import Preprocessor
 from tests.data import bombs
 
+pytestmark = [pytest.mark.processes, pytest.mark.leaks_ok("decoders wait for the next test")]
 SPEC = ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3)
 PHOTO = bombs.save(bombs.Image.effect_noise((64, 48), 64).convert("RGB"), "JPEG")
 
@@ -61,6 +62,7 @@ def test_orientation_that_is_not_applied_is_known(decoders, orientation, is_turn
     assert not decoders.decode(upright, image).is_turned
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", bombs.COSTLY)
 def test_costly_images_end_soon_and_cost_no_more_than_allowed(decoders, name):
     image, peaks, over = bombs.COSTLY[name](), [], threading.Event()

@@ -15,10 +15,10 @@ import click
 from ls_edge.cli import interrupts, options, source_options
 from ls_edge.cli.command import Command
 from ls_edge.cli.inputs import open_peers
-from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import is_loopback_host
-from ls_edge.core.text import name_blocks, short_id
+from ls_edge.core.text import short_id
 from ls_edge.device.requirements import require
 from ls_edge.runtime.source.source import Source
 
@@ -32,8 +32,6 @@ _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
 """Time to send answers after the budget of the last request, when the server stops, in seconds."""
-_READY_WITHIN_S = 5.0
-"""Seconds that a new source has to establish its links before it replaces the old one."""
 
 
 @click.command(
@@ -121,29 +119,16 @@ def command(
         tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
         queue = QUEUE * concurrency if queue is None else queue
 
-        def open_source(model_wait_s: float) -> Source:
-            return Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=model_wait_s, **settings)
-
         open_peers(peers, concurrency + queue + IDLE_CONNECTIONS)
         listener = stack.enter_context(open_listener(http, "--http"))
-        service = Service(open_source(math.inf), holder_wait_s=wait, queue=queue)
+        source = Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=math.inf, **settings)
+        service = Service(source, holder_wait_s=wait, queue=queue)
         stack.callback(service.close)
         application = Api(service, access, Bodies(max_body), access_log=access_log).application
         stop = stack.enter_context(interrupts.StopRequest())
-        server = stack.enter_context(HttpServer(listener, application, tls=tls, cores=service.source.cores))
+        server = stack.enter_context(HttpServer(listener, application, tls=tls, cores=source.cores))
 
-        def reload_source() -> None:
-            source = open_source(_READY_WITHIN_S)
-            missing = source.wait_ready(_READY_WITHIN_S, may_miss=source.max_skips)
-            if service.is_ready and not source.may_skip(missing):
-                source.close()
-                raise LinkError(
-                    f"no peer of {peers} has offered {name_blocks(missing)} to this source within "
-                    f"{_READY_WITHIN_S:.0f} s; correct the file, or send SIGHUP again once its peers are up"
-                )
-            service.exchange(source, settings["budget_ms"] / 1e3 + _SEND_WITHIN_S)
-
-        parts = {f"{peers} and the bundle": reload_source}
+        parts = {f"{peers} and the bundle": source.reload}
         if token_file is not None:
             parts = {str(token_file): access.reload, **parts}
         if tls is not None:
@@ -151,21 +136,20 @@ def command(
         fields = {
             "url": server.url,
             "policy": settings["policy"],
-            "bundle": short_id(service.source.bundle.manifest.bundle_id),
+            "bundle": short_id(source.bundle.manifest.bundle_id),
         }
         log.info("serving", extra=fields)
-        while not stop and service.source.is_open and server.is_alive:
+        while not stop and source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
-            service.close_replaced()
             if reload.take():
                 for files, read_again in parts.items():
                     _reload(files, read_again)
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
-        log.info("stopping", extra={"in_flight": service.source.counts.in_flight})
+        log.info("stopping", extra={"in_flight": source.counts.in_flight})
         service.stop()
         if not server.drain(settings["budget_ms"] / 1e3 + _SEND_WITHIN_S):
-            log.warning("stopped with unsent answers", extra={"in_flight": service.source.counts.in_flight})
+            log.warning("stopped with unsent answers", extra={"in_flight": source.counts.in_flight})
 
 
 def _reload(files: str, read_again: Callable[[], None]) -> None:

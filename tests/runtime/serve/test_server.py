@@ -7,12 +7,11 @@ import re
 import signal
 import ssl
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from tests.runtime.serve.serving import PLACEMENT, TOKENS, Server, bearer, picture, samples
+from tests.runtime.serve.serving import PLACEMENT, TOKENS, Server, bearer, picture
 
 COUNTS = (
     "ls_edge_source_requests_submitted_total",
@@ -144,11 +143,9 @@ def test_peers_are_read_again_without_losing_a_request(tmp_path, bundle, ls_edge
                 local.path.write_text(content)
                 server.process.send_signal(signal.SIGHUP)
                 wait_until(lambda names=names: set(server.get("/status")[1]["peers"]) == names)
-            elsewhere = re.sub(r"127\.0\.0\.1", "127.0.0.9", text)
-            for content in ("peers: 3\n", elsewhere):  # what cannot be used is left alone
-                local.path.write_text(content)
-                server.process.send_signal(signal.SIGHUP)
-                wait_until(lambda: "not reloaded" in server.process.stderr.readline())
+            local.path.write_text("peers: 3\n")  # which cannot be used
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "not reloaded" in server.process.stderr.readline())
             assert server.get("/status")[1]["ready"]
         finally:
             over.set()
@@ -157,28 +154,4 @@ def test_peers_are_read_again_without_losing_a_request(tmp_path, bundle, ls_edge
         assert set(statuses) == {200}
         assert len(statuses) > 20
         assert server.predict(picture())[0] == 200
-        assert server.stop() == 0
-
-
-def test_a_request_without_holders_delays_no_reload(tmp_path, bundle, ls_edge, wait_until):
-    """It ends with the source of its beginning, while signals are handled and other sources come and go."""
-    with LocalCluster(tmp_path, bundle, PLACEMENT) as local, ThreadPoolExecutor(1) as client:
-        local.wait_warm()
-        server = Server(ls_edge, local.path, bundle, "--budget-ms", 60_000, "--max-skips", 0, "--wait", 60)
-        wait_until(lambda: server.get("/health/ready")[0] == 200)
-        for name in PLACEMENT:
-            local.signal(name, signal.SIGSTOP)
-        asked = client.submit(lambda: server.predict(picture(), timeout=90))
-        wait_until(lambda: samples(server)[("ls_edge_http_queue_seconds_count",)] == 1)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGHUP)
-            while "reloaded" not in (line := server.process.stderr.readline()):
-                assert line
-            assert "not reloaded" not in line
-            assert not asked.done()
-        for name in PLACEMENT:
-            local.signal(name, signal.SIGCONT)
-        assert asked.result()[0] == 200
-        wait_until(lambda: server.predict(picture())[0] == 200)
-        wait_until(lambda: [samples(server)[(name,)] for name in COUNTS[:3]] == [2.0, 2.0, 2.0])
         assert server.stop() == 0

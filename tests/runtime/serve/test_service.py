@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.serve import inference_protocol as v2
 from ls_edge.runtime.serve.replies import Refusal
 from ls_edge.runtime.serve.service import Service
@@ -93,7 +94,7 @@ def test_request_that_waits_while_the_model_changes_gets_no_answer_of_another_mo
     write_peers, tiny_bundle, other_bundle, wait_until, monkeypatch
 ):
     file = write_peers({"a": "0-5"})
-    source, after = Source.open(file, tiny_bundle, max_inflight=1), Source.open(file, other_bundle)
+    source = Source.open(file, tiny_bundle, max_inflight=1)
     service, is_decoding, may_end = Service(source, holder_wait_s=0.0, queue=1), threading.Event(), threading.Event()
     decode = service.decoders.decode
 
@@ -111,7 +112,7 @@ def test_request_that_waits_while_the_model_changes_gets_no_answer_of_another_mo
         assert is_decoding.wait(60)
         second = pool.submit(status, "POST", path, body)
         wait_until(lambda: service.places.waiting == 1)
-        service.exchange(after, 60.0)
+        source.bundle = Bundle.open(other_bundle)
         may_end.set()
         assert (first.result(60), second.result(60)) == (503, 404)
     service.close()

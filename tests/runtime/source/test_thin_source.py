@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.ImageFile import ImageFile
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, DataError, ImageRejected, LinkError, UsageError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
+from ls_edge.data.decoders import Decoders
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.peer.peer import Peer
@@ -101,16 +101,16 @@ def test_an_undecodable_image_ends_once_with_its_own_error(serve_peers):
 
 def test_decoding_does_not_block_the_links(serve_peers, expected, monkeypatch):
     began, goes_on = threading.Event(), threading.Event()
-    load = ImageFile.load
+    decode = Decoders.decode
 
-    def slow(picture):
+    def slow(*arguments):
         began.set()
         assert goes_on.wait(20)
-        return load(picture)
+        return decode(*arguments)
 
     with Source.open(serve_peers({"a": "all"})) as source:
         assert source.wait_ready() == ()
-        monkeypatch.setattr(ImageFile, "load", slow)
+        monkeypatch.setattr(Decoders, "decode", slow)
         first = source.submit(photo(), budget_ms=20_000)
         assert began.wait(10)
         with Source.open(source.peers.path) as second:  # the peer greets it meanwhile
