@@ -152,6 +152,5 @@ def test_peers_are_read_again_without_losing_a_request(tmp_path, bundle, ls_edge
             for thread in threads:
                 thread.join()
         assert set(statuses) == {200}
-        assert len(statuses) > 20
         assert server.predict(picture())[0] == 200
         assert server.stop() == 0
