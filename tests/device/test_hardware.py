@@ -79,8 +79,8 @@ def test_limits_of_control_groups_of_version_1_are_read(tmp_path, folder):
     ("release", "version"),
     [
         ("32.7.6", "4"), ("35.4.1", "5"), ("36.3.0", "6.0"), ("36.4.0", "6.1"), ("36.4.3", "6.2"), ("36.4.4", "6.2.1"),
-        ("36.4.7", "6.2.1"), ("36.5.0", "6.2.2"), ("36.5.2", "6.2.3"), ("36.6.0", "6"), ("38.2.1", "7.0"), ("38.4.0", "7.1"),
-        ("39.2.0", "7.2"), ("99.1.0", "of Jetson Linux 99.1.0"),
+        ("36.4.7", "6.2.1"), ("36.5.0", "6.2.2"), ("36.5.2", "6.2.3"), ("36.6.0", "6"), ("38.2.1", "7.0"),
+        ("38.4.0", "7.1"), ("39.2.0", "7.2"), ("99.1.0", "of Jetson Linux 99.1.0"),
     ],
 )  # fmt: skip
 def test_jetpack_follows_from_jetson_linux_whatever_packages_were_installed(make_jetson, release, version):
