@@ -6,7 +6,7 @@ any order that the bands allow. The tolerances by precision are (:data:`TOLERANC
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
   own float32 is less exact (because of long sums, as in convolutional stems), a part may differ by
-  :data:`OWN_ROUNDING` times PyTorch's own distance from float64, but by at most :data:`MOST`.
+  :data:`OWN_ROUNDING` times PyTorch's own distance from float64, but by at most :data:`LEAST_LIMIT`.
 - ``fp16``: the largest difference is at most 2e-3 of it; each block also runs on tokens scaled up to 1,500, like
   residuals of trained models. No half-precision value inside a part may be infinite, which a plain run on a CPU would
   not reveal. The latter also holds for int8 for TensorRT.
@@ -36,8 +36,9 @@ from ls_edge.core.text import short_id
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU
+from ls_edge.engines.reference import INT8_LIMIT, LEAST_LIMIT, limit_of, relative_error
 from ls_edge.export.calibration import Samples
 from ls_edge.export.fp16 import LARGEST, beyond_half
 from ls_edge.export.settings import MAX_BATCH
@@ -64,15 +65,11 @@ TOLERANCES = {
 }
 OWN_ROUNDING = 4.0
 """Allowed multiple of PyTorch's own rounding error, since both sums have one and there are few images."""
-MOST = 1e-3
-"""Maximum difference due to rounding; beyond it, float32 is not precise enough for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 AGREEMENT_SLACK = 0.05
 """Maximum excess of a recorded agreement over one measured on another CPU: two of the 42 compared answers."""
 COSINE_SLACK = 5e-4
-INT8_SLACK = 0.05
-"""Maximum difference between two CPUs in int8, relative to the largest value."""
 SHUFFLED = 2
 _NOISE = 1e-9
 """Allowance for rounding, so that a drop of exactly one point is accepted."""
@@ -248,7 +245,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
         outputs = reference_outputs(bundle, chain.executor.run)
     check_half_range(bundle, images)
     result.notes.update(blocks_per_part=view.per_part, **int8_form(bundle))
-    _check_outputs(m.verified.get("outputs", {}), outputs, max(result.tolerance.relative or INT8_SLACK, MOST))
+    _check_outputs(m.verified.get("outputs", {}), outputs, limit_of(m))
     _check_claims(m.verified, result)
     return result
 
@@ -275,7 +272,7 @@ def _check_claims(recorded: Mapping[str, Any], result: Verified) -> None:
 
     Numbers are only compared if they were measured on the same images.
     """
-    found, limit = result.to_json(), result.tolerance.relative or INT8_SLACK
+    found, limit = result.to_json(), result.tolerance.relative or INT8_LIMIT
     for name in ("measure", "tolerance", "blocks_per_part", "int8"):
         if name in recorded and recorded[name] != found.get(name):
             raise _false_claim(name, recorded[name], found.get(name))
@@ -394,7 +391,7 @@ class _Comparison:
         relative, angle = difference / max(largest, 1e-30), cosine(ours, reference)
         if limit is not None and not relative <= limit and exact is not None and result.precision == "fp32":
             own = float((theirs.double() - exact()).abs().max()) / max(largest, 1e-30)
-            if relative <= min(OWN_ROUNDING * own, MOST):
+            if relative <= min(OWN_ROUNDING * own, LEAST_LIMIT):
                 limit = None
                 result.notes["rounding"] = max(result.notes.get("rounding", 0.0), own)
         if limit is not None and not relative <= limit:

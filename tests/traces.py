@@ -10,7 +10,8 @@ import numpy as np
 
 from ls_edge.core.errors import EngineError
 from ls_edge.core.records import RequestRecord, TrackSpan, Visit
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import relative_error
 
 
 def decode_record(line: bytes | str) -> RequestRecord:

@@ -21,10 +21,11 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.device.profile import BatchTimes, Times
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.engine import Engine, signature_of
-from ls_edge.engines.measuring import library_of, noise_images, resident_bytes, taken_bytes, time_batch, time_calls
+from ls_edge.engines.measuring import library_of, resident_bytes, taken_bytes, time_batch, time_calls
 from ls_edge.engines.onnxruntime import OnnxEngine, open_session
 from ls_edge.engines.opening import open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import noise_images
 from ls_edge.engines.tensorrt.build import EngineOptions
 
 RUNS_A_TURN = 6

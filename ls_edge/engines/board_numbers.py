@@ -28,8 +28,9 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import BLOCKING, SPIN, cuda_runtime
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.measuring import noise_images, reference_outputs, time_visits
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.measuring import reference_outputs, time_visits
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import noise_images, relative_error
 from ls_edge.engines.tensorrt.build import EngineOptions, this_device
 from ls_edge.engines.tensorrt.engine import TensorRTEngine, open_tensorrt
 

@@ -19,6 +19,7 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import noise_images, noise_tokens, sample
 
 LEAST_RUNS = 3
 """Minimum number of timed runs, however long they take."""
@@ -86,7 +87,7 @@ def time_blocks(
     blocks = [part for part in executor.engines if part not in ENDS]
     if not blocks:
         raise EngineError("this peer serves no blocks; only blocks are timed")
-    noise = _noise_tokens(bundle, size)
+    noise = noise_tokens(bundle, size)
     runs: list[list[float]] = []
 
     def run() -> None:
@@ -115,7 +116,7 @@ def time_visits(
     visit: Callable[[Sequence[int], np.ndarray], object],
 ) -> dict[str, Times]:
     """Time visits of 1, 2 and all ``blocks``."""
-    noise = _noise_tokens(bundle, size)
+    noise = noise_tokens(bundle, size)
     counts = sorted({1, min(2, len(blocks)), len(blocks)})
     seconds = time_calls([partial(visit, blocks[:count], noise) for count in counts], duration)
     return {str(count): Times.of(times) for count, times in zip(counts, seconds, strict=True)}
@@ -126,30 +127,15 @@ def _slowdown(chains: Sequence[float]) -> float:
     return round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
 
 
-def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
-    """Return a batch of noise, float32 ``[B, 3, H, W]``; the time of an engine does not depend on its input."""
-    return np.random.default_rng(0).standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
-
-
-def _noise_tokens(bundle: Bundle, batch: int) -> np.ndarray:
-    tokens = bundle.manifest.tokens
-    return np.random.default_rng(0).standard_normal((batch, tokens.count, tokens.dim)).astype(tokens.dtype)
-
-
-REFERENCE_VALUES = 32
-"""Number of values that a bundle stores of each output: a few KB for all parts."""
-
-
 def reference_outputs(bundle: Bundle, run: Callable[[Sequence[int], np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
     """Return some output values of each part and of the whole chain, on noise that is the same on every machine.
 
     The values are those of the second run, in which a CUDA graph has been recorded.
     """
-    parts, image, tokens = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1), _noise_tokens(bundle, 1)
+    parts, image, tokens = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1), noise_tokens(bundle, 1)
     outputs = {part_name(part): [run((part,), image if part == STEM else tokens) for _ in range(2)] for part in parts}
     outputs["chain"] = [run(parts, image)]
-    rows = {name: np.linspace(0, found[-1].size - 1, REFERENCE_VALUES).astype(int) for name, found in outputs.items()}
-    return {name: found[-1].ravel()[rows[name]] for name, found in outputs.items()}
+    return {name: sample(found[-1]) for name, found in outputs.items()}
 
 
 def library_of(kind: str) -> str:

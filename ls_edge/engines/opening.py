@@ -7,6 +7,7 @@ reported.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,16 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
-from ls_edge.engines.tensorrt.build import BuiltPart, EngineOptions, build_part, build_target, this_device
+from ls_edge.engines.reference import check_engine
+from ls_edge.engines.tensorrt.build import (
+    BuiltPart,
+    EngineOptions,
+    build_part,
+    build_target,
+    is_rtx,
+    tensorrt_module,
+    this_device,
+)
 from ls_edge.engines.tensorrt.cache import TensorRTDevice
 from ls_edge.engines.tensorrt.engine import open_tensorrt
 
@@ -212,6 +222,8 @@ def _open_with(
         if choice.provider != CPU:
             for engine in by_file.values():  # if memory runs out only in a run, there are still other choices
                 warm_up(engine)
+                if choice.kind == "onnx":
+                    check_engine(bundle, engine)
     except BaseException:
         for engine in by_file.values():
             engine.close()
@@ -240,16 +252,25 @@ def build_engines(
         return
     names = list(parts)
     options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
-    try:
-        _tensorrt_for(bundle, build_target)
-        for done, name in enumerate(names):
-            on_step(done, len(names), name)
-            yield build_part(bundle, name, options, on_status=partial(on_step, done, len(names)))
-        on_step(len(names), len(names), "ready")
-    except EngineError as error:
-        if kind == "tensorrt":
-            raise
-        log.warning("no engines are built", extra={"why": _reason(error)})
+    with contextlib.ExitStack() as stack:
+        try:
+            _tensorrt_for(bundle, build_target)
+            workspace = None
+            if not is_rtx(tensorrt_module()):  # which also builds where nothing can run
+                workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)
+                workspace.hold()
+                stack.callback(workspace.release)
+            for done, name in enumerate(names):
+                on_step(done, len(names), name)
+                built = build_part(bundle, name, options, on_status=partial(on_step, done, len(names)))
+                if workspace is not None:
+                    open_tensorrt(bundle, name, signature_of(bundle.manifest, name), options, workspace).close()
+                yield built
+            on_step(len(names), len(names), "ready")
+        except EngineError as error:
+            if kind == "tensorrt":
+                raise
+            log.warning("no engines are built", extra={"why": _reason(error)})
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:

@@ -92,9 +92,3 @@ class Pipeline(Closing):
         if not 0 <= index < self.num_blocks:
             raise UsageError(f"the bundle has no block {index}; it has blocks 0 to {self.num_blocks - 1}")
         return index
-
-
-def relative_error(values: np.ndarray, reference: np.ndarray) -> float:
-    """Return ``max |values - reference| / max |reference|``, or infinity if a value is not finite."""
-    error = float(np.abs(reference - values).max() / max(float(np.abs(reference).max()), 1e-30))
-    return error if np.isfinite(error) else float("inf")

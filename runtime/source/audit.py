@@ -25,7 +25,8 @@ from ls_edge.core.bundle import Bundle, Manifest
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.device.worker import Worker
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import relative_error
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.source.results import itinerary_holders

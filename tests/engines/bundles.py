@@ -22,5 +22,6 @@ def edited(bundle, folder, edit):
         blocks.append(msgspec.structs.replace(part, sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw)))
     parts = msgspec.structs.replace(manifest.parts, blocks=tuple(blocks))
     changed = bundle_id_of(bundle.interface, manifest.precision, parts)
-    write_manifest(folder, msgspec.structs.replace(manifest, parts=parts, bundle_id=changed))
+    verified = {key: value for key, value in manifest.verified.items() if key != "outputs"}
+    write_manifest(folder, msgspec.structs.replace(manifest, parts=parts, bundle_id=changed, verified=verified))
     return Bundle.open(folder)

@@ -10,7 +10,8 @@ import torch
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.records import RequestRecord
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import relative_error
 from ls_edge.training.runs.checkpoint import load_run
 from tests.arrangements import arrangement_of
 from tests.traces import replay

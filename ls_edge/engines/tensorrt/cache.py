@@ -143,6 +143,15 @@ class EngineCache:
         """Remove an entry that did not load."""
         self._path(key, "json").unlink(missing_ok=True)
 
+    def was_checked(self, key: EngineKey, engine: bytes) -> bool:
+        """Return whether :meth:`note_checked` was called for this engine."""
+        return self._read(self._path(key, "checked")) == hashlib.sha256(engine).digest()
+
+    def note_checked(self, key: EngineKey, engine: bytes) -> None:
+        """Remember that an engine computes what its bundle says, if the folder can be written."""
+        with contextlib.suppress(EngineError):
+            self._write(self._path(key, "checked"), hashlib.sha256(engine).digest())
+
     def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
         """Return the engine, or None and the reason why there is none."""
         noted = self._read(self._path(key, "json"))

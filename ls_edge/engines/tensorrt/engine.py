@@ -24,6 +24,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import THREAD_LOCAL
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
+from ls_edge.engines.reference import check_engine
 from ls_edge.engines.tensorrt.build import (
     NO_REASON,
     BuiltPart,
@@ -119,6 +120,10 @@ class TensorRTEngine:
     def drop_graphs(self, why: str) -> None:
         """Run without CUDA graphs from now on; must not be called while work is queued."""
         self.no_graphs = why
+        self.drop_contexts()
+
+    def drop_contexts(self) -> None:
+        """Free the contexts, which the next runs create again; must not be called while work is queued."""
         for key in list(self._contexts):
             self._drop(key)
 
@@ -131,8 +136,7 @@ class TensorRTEngine:
         """Free GPU memory; a second call does nothing."""
         if self._engine is None:
             return
-        for key in list(self._contexts):
-            self._drop(key)
+        self.drop_contexts()
         self._engine = None
         self.workspace.release()
 
@@ -233,7 +237,8 @@ def open_tensorrt(
     """Open a part from the cache of built engines; build it if it is missing.
 
     Engines with the same ``workspace`` belong to one thread; ``on_status`` receives the reason for a build. Raise
-    :class:`EngineError` if TensorRT, CUDA, or a GPU is missing, or if the part cannot be built.
+    :class:`EngineError` if TensorRT, CUDA, or a GPU is missing, if the part cannot be built, or if a new engine
+    computes wrong values.
     """
     cache = EngineCache()
 
@@ -242,8 +247,18 @@ def open_tensorrt(
 
     built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
     try:
-        return load(built)
+        loaded = load(built)
     except UnfitEngine as error:
         on_status(f"{str(error).rpartition('; ')[0]}; building it again")
         cache.forget(built.key)
-        return load(build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False))
+        built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
+        loaded = load(built)
+    if not cache.was_checked(built.key, built.plan):
+        try:
+            check_engine(bundle, loaded)
+        except BaseException:
+            loaded.close()
+            raise
+        loaded.drop_contexts()  # which take memory
+        cache.note_checked(built.key, built.plan)
+    return loaded

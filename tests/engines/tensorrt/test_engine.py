@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import signature_of
-from ls_edge.engines.opening import open_engine
+from ls_edge.engines.opening import build_engines, open_engine
 from ls_edge.engines.tensorrt.build import EngineOptions
 from ls_edge.engines.tensorrt.engine import open_tensorrt
 from tests.engines.reference import ORDER, close, counted, expected, tokens
@@ -88,7 +89,7 @@ def test_contexts_are_created_when_they_are_needed(runner, any_gpu):
     """Each takes memory, which a board shares between CPU and GPU; opening runs one image."""
 
     def contexts():
-        return [engine._engine._contexts for engine in runner.engines.values()]
+        return [len(engine._contexts) for engine in runner.engines.values()]
 
     assert contexts() == [1] * 6
     for _ in range(3):
@@ -110,3 +111,40 @@ def test_single_images_and_batches_run_in_the_profile_that_is_tuned_for_them(bun
         assert any_gpu.profile == profile, batch
     assert engine._engine._contexts - opened == (3 if graphs else 2)
     engine.close()
+
+
+class Wrong:
+    """A session of the double whose results are wrong: always, or only for batches."""
+
+    def __init__(self, session, least):
+        self._session, self._least = session, least
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    def run(self, names, given):
+        outputs = self._session.run(names, given)
+        return [-output if len(output) >= self._least else output for output in outputs]
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_an_engine_that_computes_wrong_values_is_not_used(bundle, gpu, doubles, monkeypatch, caplog, least):
+    right = doubles._session
+    monkeypatch.setattr(doubles, "_session", lambda raw: Wrong(right(raw), least))
+    with pytest.raises(EngineError, match=rf"^block 0 computes wrong values on .* in a batch of {least}, at most"):
+        open_engine(bundle, "block 0", kind="tensorrt")
+    with pytest.raises(EngineError, match="computes wrong values"):
+        list(build_engines(bundle, ["block 0"], kind="tensorrt"))
+    engine = open_engine(bundle, "block 0")
+    assert engine.provider == "CPUExecutionProvider"
+    assert [record.why for record in caplog.records if record.message == "engine does not open"]
+    engine.close()
+
+
+def test_an_engine_is_checked_once(bundle, gpu):
+    runs = []
+    for _ in range(3):
+        before = gpu.counts["execute"] + gpu.counts["graph"]
+        open_engine(bundle, "block 0", kind="tensorrt").close()
+        runs.append(gpu.counts["execute"] + gpu.counts["graph"] - before)
+    assert runs[0] > runs[1] == runs[2]

@@ -10,7 +10,8 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import relative_error
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, write
 

@@ -18,7 +18,8 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.data.datasets import open_data
 from ls_edge.data.decoders import Decoders
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.pipeline import Pipeline, relative_error
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.reference import relative_error
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.source.run_dataset import run_dataset
