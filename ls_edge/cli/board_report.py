@@ -54,7 +54,7 @@ class BoardReport:
 
     def add(self, title: str, text: str, note: str = "") -> None:
         """Add a section without the names of this machine and its user's folder, and write the file."""
-        for name, shown in ((str(Path.home()), "~"), (socket.gethostname(), "HOST")):
+        for name, shown in ((os.path.expanduser("~"), "~"), (socket.gethostname(), "HOST")):
             if len(name) > 1:
                 text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown, text)
         lines = "\n".join(printable(line.rstrip()) for line in text.splitlines())

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from ls_edge.core.errors import THREAD_LIMIT
+
 HELP_OPTIONS = ["-h", "--help"]
 DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
@@ -140,6 +142,13 @@ def exit_code(answered: int, imperfect: int) -> int:
     return (DEGRADED if imperfect else 0) if answered else 1
 
 
+def is_thread_limit(error: BaseException) -> bool:
+    """Return whether a thread or a process could not be started because there are too many."""
+    return (isinstance(error, RuntimeError) and "can't start new thread" in str(error)) or (
+        isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN
+    )
+
+
 def describe(error: BaseException) -> str:
     """Describe an expected error in one line, with advice."""
     if isinstance(error, UnicodeEncodeError):
@@ -147,6 +156,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
         return f"not enough memory{why}; use a smaller batch, or end other programs"
+    if is_thread_limit(error):
+        return THREAD_LIMIT
     if not isinstance(error, OSError):
         return str(error)
     what = error.strerror or str(error) or type(error).__name__

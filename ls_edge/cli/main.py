@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge.cli import interrupts
-from ls_edge.cli.command import HELP_OPTIONS, Group, describe
+from ls_edge.cli.command import HELP_OPTIONS, Group, describe, is_thread_limit
 from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
@@ -126,7 +126,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(1) from None
-    except (LsEdgeError, OSError, UnicodeEncodeError, MemoryError) as error:
+    except (LsEdgeError, OSError, UnicodeEncodeError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_thread_limit(error):
+            raise
         if debug:
             traceback.print_exc()
         _fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1)

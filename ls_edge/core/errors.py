@@ -60,6 +60,13 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+THREAD_LIMIT = (
+    "no more threads can be started; raise the limit (docker --pids-limit, TasksMax of systemd, ulimit -u), or use "
+    "fewer --threads"
+)
+"""Message of a process at its limit of threads."""
+
+
 def lacking(error: ImportError, module: str) -> str:
     """Return the name of the missing module, or ``module`` and the reason why it does not load."""
     if isinstance(error, ModuleNotFoundError):

@@ -194,8 +194,12 @@ def open_output(path: str | Path) -> Iterator[IO[str]]:
 
 def cache_folder() -> Path:
     """Return the user's folder for files that can be downloaded or built again."""
-    base = os.environ.get("LS_EDGE_CACHE")
-    return Path(base) if base else Path.home() / ".cache" / "ls-edge"
+    if base := os.environ.get("LS_EDGE_CACHE"):
+        return Path(base)
+    try:
+        return Path.home() / ".cache" / "ls-edge"
+    except RuntimeError:
+        raise UsageError("this user has no home folder for caches; set HOME, or LS_EDGE_CACHE=FOLDER") from None
 
 
 def is_hub(name: str | Path) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ls_edge.core.errors import DataError, LsEdgeError, UsageError
+from ls_edge.core.files import cache_folder
 from ls_edge.data.image_files import read_image
 from ls_edge.data.splits import Split, choose_part, split_of
 from ls_edge.device.requirements import require_import
@@ -117,7 +118,7 @@ def _read_row(table: Any, column: str, row: int) -> bytes:
 
 def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:
     timm_data: Any = importlib.import_module("timm.data")
-    root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")
+    root = Path(os.environ.get("LS_EDGE_DATA") or cache_folder() / "data")
     root.mkdir(parents=True, exist_ok=True)
     reasons: list[Exception] = []
     for split in ("train",) if part == "train" else ("validation", "test"):

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +213,7 @@ def check_zmq() -> Iterator[Finding]:
 
 def check_torch() -> Iterator[Finding]:
     """Check that torch, if it is installed, computes on the GPUs that it finds."""
-    if installed("torch") is None:
+    if installed("torch") is None or not _has_temporary_folder():  # without one, torch does not load
         return
     tried = probe(_TORCH_CODE, limit_s=2 * PROBE_LIMIT_S)
     if tried.found is None:
@@ -228,19 +229,11 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
 
 
-def check_jetson(root: Path = hardware.ROOT) -> Iterator[Finding]:
-    """Check the release and the GPU of a Jetson."""
-    version, problem, missing = hardware.jetpack(root), jetpack_problem(root), hardware.missing_gpu_nodes(root)
-    if version is None:
-        return
-    yield judged("JetPack", problem or version, jetpack_advice(root) if problem else None)
-    if missing:
-        detail = f"{' and '.join(missing)} missing, so the driver did not start the GPU"
-        fix = (
-            "read 'sudo dmesg | grep -i -e nvgpu -e firmware': most often the firmware of the GPU is not where the "
-            "kernel looks (JetPack 7.2: /etc/firmware); in a container, start it with --runtime nvidia"
-        )
-        yield Finding("warn", "GPU", detail, fix)
+def _has_temporary_folder() -> bool:
+    try:
+        return bool(tempfile.gettempdir())
+    except FileNotFoundError:
+        return False
 
 
 def check_hardware() -> Iterator[Finding]:
@@ -274,3 +267,6 @@ def check_hardware() -> Iterator[Finding]:
         ),
     ]
     yield from (judged(what, detail, fix) for what, detail, fix in rows if detail)
+    if not _has_temporary_folder():
+        fix = "mount a folder for them, such as docker --tmpfs /tmp, or set TMPDIR"
+        yield Finding("warn", "temporary files", "there is no folder that can be written", fix)

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from ls_edge.core.bundle import OpenPart
-from ls_edge.core.errors import DeviceLost, EngineError
+from ls_edge.core.errors import THREAD_LIMIT, DeviceLost, EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
+from ls_edge.device.thread_limit import can_start_threads
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
@@ -83,6 +84,8 @@ def open_session(
             entries["session.use_env_allocators"] = "1"
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
+    if not can_start_threads((threads or os.cpu_count() or 1) - 1):
+        raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {THREAD_LIMIT}")
     try:
         # With the fallback, ONNX Runtime would print the reason and continue with other providers.
         session = ort.InferenceSession(
