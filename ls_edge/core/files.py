@@ -59,6 +59,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
+def remove_left_parts(folder: Path) -> None:
+    """Remove what writers left behind in a power cut; call this under the lock of the folder."""
+    for part in folder.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Replace ``path`` atomically by a file with this content."""
     with replacing(path) as stream:

@@ -40,7 +40,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class _People(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = f"{at}.{int(record.msecs):03d} {printable(record.getMessage())}"
+        text = f"{at}.{int(record.msecs):03d} {record.levelname:7} {printable(record.getMessage())}"
         fields = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
         if record.exc_info:
             fields += "\n" + "\n".join(map(printable, self.formatException(record.exc_info).splitlines()))

@@ -229,6 +229,21 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
 
 
+def check_jetson(root: Path = hardware.ROOT) -> Iterator[Finding]:
+    """Check the release and the GPU of a Jetson."""
+    version, problem, missing = hardware.jetpack(root), jetpack_problem(root), hardware.missing_gpu_nodes(root)
+    if version is None:
+        return
+    yield judged("JetPack", problem or version, jetpack_advice(root) if problem else None)
+    if missing:
+        detail = f"{' and '.join(missing)} missing, so the driver did not start the GPU"
+        fix = (
+            "read 'sudo dmesg | grep -i -e nvgpu -e firmware': most often the firmware of the GPU is not where the "
+            "kernel looks (JetPack 7.2: /etc/firmware); in a container, start it with --runtime nvidia"
+        )
+        yield Finding("warn", "GPU", detail, fix)
+
+
 def _has_temporary_folder() -> bool:
     try:
         return bool(tempfile.gettempdir())

@@ -144,9 +144,7 @@ class Sensors:
 
     def state(self) -> DeviceState:
         """Read clocks, temperatures, throttling and alarms."""
-        temperatures: dict[str, float] = {}
-        for number, (name, degrees) in enumerate(self._read("temperatures")):
-            temperatures[f"{name} {number}" if name in temperatures else name] = degrees
+        temperatures = dict(self._read("temperatures"))
         clocks, limits = (
             dict(self._read(f"core {which}"))
             | {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read(f"gpu {which}"))}
@@ -369,11 +367,14 @@ def _input(power: Path) -> _Readings:
     )
 
 
+def _zone(path: Path) -> str:
+    """Return the type and the number of a thermal zone; the number is the same, whichever zones can be read."""
+    return f"{text_of(path.with_name('type'))} {path.parent.name.removeprefix('thermal_zone')}"
+
+
 def _temperature(path: Path) -> _Readings:
     degrees = _number(path)  # disabled sensors report impossible values
-    return (
-        [(text_of(path.with_name("type")), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
-    )
+    return [(_zone(path), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
 
 
 def _trip_point(path: Path) -> _Readings:
@@ -404,6 +405,11 @@ def _alarm(path: Path) -> _Readings:
     return [(f"over-current alarm of {text_of(path.with_name(f'in{channel}_label')) or f'channel {channel}'}", 1)]
 
 
+def _pi_alarm(path: Path) -> _Readings:
+    """Return the under-voltage that the kernel's driver of a Raspberry Pi reports."""
+    return [("under-voltage", 1)] if text_of(path.with_name("name")) == "rpi_volt" and _number(path) else []
+
+
 def _pi_bits(path: Path) -> list[str]:
     text = text_of(path).removeprefix("0x")
     bits = int(text, 16) if re.fullmatch(r"[0-9a-fA-F]+", text) else 0
@@ -430,6 +436,7 @@ _READERS: dict[str, dict[str, _Reader]] = {
     "slowdowns": {
         "sys/class/thermal/thermal_zone*/temp": _trip_point,
         "sys/class/thermal/cooling_device*/cur_state": _cooling_device,
+        "sys/class/hwmon/hwmon*/in0_lcrit_alarm": _pi_alarm,
         "sys/class/hwmon/hwmon*/curr*_crit_alarm": _alarm,
         "sys/class/hwmon/hwmon*/curr*_max_alarm": _alarm,
         _PI: lambda path: [(why, 1) for why in _pi_bits(path) if not why.endswith("since boot")],

@@ -39,6 +39,8 @@ _WHY_FAILED = {
     _NOT_ZMTP: "only one side uses keys, or the keys differ; copy the same peers.yaml to both",
     _ENDED: "the connection ended during the handshake; compare the keys in both peers.yaml and check the address",
 }
+_WHY_ENDED_PLAINLY = "the connection ended during the handshake; it may hang, or use keys; check it and the address"
+"""Reason if this process has no keys that could be compared."""
 _WHY_STRANGER_FAILED = {
     _NOT_ZMTP: "it has no key, another key for this process, or no ZMTP 3",
     _ENDED: "the connection ended during the handshake",
@@ -404,8 +406,9 @@ class Dialer:
             return self._no_answer(name)
         if event != _DISCONNECTED:
             address = self._dialed[name]
-            self._failures.note(name, "handshake failed", peer=name, address=address, why=_WHY_FAILED[event])
-            return NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True, final=event != _ENDED)
+            why = _WHY_ENDED_PLAINLY if event == _ENDED and self._all.curve is None else _WHY_FAILED[event]
+            self._failures.note(name, "handshake failed", peer=name, address=address, why=why)
+            return NoLink(name, f"no link to {address}: {why}", refused=True, final=event != _ENDED)
         if name not in self._up:
             return None
         self._up.discard(name)

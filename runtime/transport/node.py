@@ -23,6 +23,7 @@ import msgspec
 
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.peers_file import PeersFile
+from ls_edge.device.watchdog import Watchdog
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import (
@@ -233,6 +234,7 @@ class Node:
         self._settings = settings
         self._state = state
         self._links = settings.links()
+        self._watchdog = Watchdog()
         self._waker = Waker()
         self._links.poller.add_descriptor(self._waker.descriptor)
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
@@ -304,6 +306,7 @@ class Node:
         the turn to the same process share a header. Messages may stay unread for ``unread_for`` seconds, unless
         :meth:`wake` is called, so that fewer turns handle more messages each.
         """
+        self._watchdog.beat()
         due = self.driver.machine.next_check()
         events = self._wait(at_most, due, unread_for)
         self.driver.in_turn, self.driver.has_handled = True, False

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,9 +85,10 @@ def ls_edge_of_module():
 
 
 def complaints(done):
-    """The lines of a command's errors and warnings, without its progress."""
+    """The lines of a command's errors and warnings, without its progress and the times of answers."""
     assert "Traceback" not in done.stderr, done.stderr
-    return [line for line in done.stderr.splitlines() if line.startswith("ls-edge: ")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ls-edge: ")]
+    return [re.sub(r"^ls-edge: \d\d:\d\d:\d\d ", "ls-edge: ", line) for line in lines]
 
 
 @pytest.fixture(name="complaints", scope="session")

@@ -14,6 +14,7 @@ from ls_edge.core.files import (
     check_writable,
     folder_lock,
     open_output,
+    remove_left_parts,
     write_file,
     write_output,
 )
@@ -148,3 +149,10 @@ def test_a_file_system_without_locks_is_used_unlocked(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", no_locks)
     with folder_lock(tmp_path), folder_lock(tmp_path):
         pass
+
+
+def test_parts_that_a_power_cut_left_are_removed_with_the_next_file(tmp_path):
+    (tmp_path / ".engine.123.part").write_bytes(b"half")
+    (tmp_path / "engine").write_bytes(b"whole")
+    remove_left_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]

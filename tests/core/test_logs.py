@@ -24,7 +24,7 @@ def test_a_line_of_text_has_the_event_and_its_fields(logger, capsys):
     logs.set_up(as_json=False)
     logger.info("listening", extra={"peer": "a", "address": "tcp://b:1", "why": "it's so", "none": None, "empty": ""})
     line = capsys.readouterr().err
-    assert line.endswith(r" listening  peer=a address=tcp://b:1 why='it\'s so'" + "\n")
+    assert line.endswith(r" INFO    listening  peer=a address=tcp://b:1 why='it\'s so'" + "\n")
 
 
 def test_text_from_outside_cannot_control_the_terminal(logger, capsys):

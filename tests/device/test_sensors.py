@@ -80,8 +80,8 @@ ORIN_TRIPS = (99_000, ("cpufreq-cpu0", "cpu-throttle-alert", "devfreq-17000000.g
     ("files", "throttled"),
     [
         (zone(0, "cpu-thermal", 92_000, *ORIN_TRIPS), []),
-        (zone(0, "cpu-thermal", 99_500, *ORIN_TRIPS), ["cpu-thermal at 100 °C (limit 99)"]),
-        (zone(0, "GPU-therm", 93_000, (93_000, ("thermal-devfreq-0",))), ["GPU-therm at 93 °C (limit 93)"]),
+        (zone(0, "cpu-thermal", 99_500, *ORIN_TRIPS), ["cpu-thermal 0 at 100 °C (limit 99)"]),
+        (zone(0, "GPU-therm", 93_000, (93_000, ("thermal-devfreq-0",))), ["GPU-therm 0 at 93 °C (limit 93)"]),
         (zone(4, "PMIC-Die", 100_000, (100_000, ())), []),  # of a Xavier: always the same value
         (zone(1, "tj-thermal", 60_000, (51_000, ("pwm-fan",)), (-274_000, ("cpufreq-cpu0",))), []),
         ({"sys/class/thermal/cooling_device7/type": "hot-surface-alert",
@@ -165,7 +165,7 @@ def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
     before = calm.state()
     assert before.clocks_mhz == {"cpu0": 1510.4, "gpu0": 624.75}
     assert before.limits_mhz == {"cpu0": 1728.0, "gpu0": 1020.0}
-    assert before.temperatures_c == {"cpu-thermal": 51.25}
+    assert before.temperatures_c == {"cpu-thermal 0": 51.25}
     assert before.throttled == []
     assert throttling(before, before) == []
     hot = tree(
@@ -178,7 +178,7 @@ def test_clocks_temperatures_and_causes_of_throttling_are_read(tmp_path):
         },
     )
     assert throttling(before, hot.state()) == [
-        "cpu-thermal at 100 °C (limit 99)",
+        "cpu-thermal 0 at 100 °C (limit 99)",
         "cpu-throttle-alert at level 1",
         "over-current alarm of VDD_IN",
         "soctherm_oc oc3: 5 more",
@@ -197,6 +197,20 @@ def test_throttling_is_read_on_x86_and_a_raspberry_pi(tmp_path):
     files["sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count"] = 6
     files["sys/devices/platform/soc/soc:firmware/get_throttled"] = "50005"
     assert throttling(before, tree(tmp_path, files).state()) == ["under-voltage", "throttled", "core: 5 more"]
+
+
+def test_names_of_temperatures_do_not_depend_on_the_zones_that_can_be_read(tmp_path):
+    files = {f"sys/class/thermal/thermal_zone{number}/type": "acpitz" for number in (0, 2, 10)}
+    files |= {f"sys/class/thermal/thermal_zone{number}/temp": 40_000 + number for number in (0, 2, 10)}
+    assert list(tree(tmp_path, files).state().temperatures_c) == ["acpitz 0", "acpitz 10", "acpitz 2"]
+    (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("")  # Wi-Fi sleeps
+    assert list(Sensors(tmp_path).state().temperatures_c) == ["acpitz 10", "acpitz 2"]
+
+
+def test_under_voltage_of_the_kernels_driver_throttles(tmp_path):
+    files = {"sys/class/hwmon/hwmon1/name": "rpi_volt", "sys/class/hwmon/hwmon1/in0_lcrit_alarm": 1}
+    assert tree(tmp_path, files).state().throttled == ["under-voltage"]
+    assert tree(tmp_path, {"sys/class/hwmon/hwmon1/name": "other"}).state().throttled == []
 
 
 def test_a_jetson_reports_its_power_mode(tmp_path):

@@ -131,6 +131,8 @@ class Prediction(msgspec.Struct, frozen=True):
     why_skipped: str = ""
     skipped: Sequence[int] = ()
     """Blocks that the answer skipped."""
+    time: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
+    """Time of the answer, in seconds since 1970."""
 
     def __str__(self) -> str:
         if self.error is not None:
@@ -138,7 +140,12 @@ class Prediction(msgspec.Struct, frozen=True):
         named = ", ".join(f"{printable(one['label'])} {show_percent(one['probability'])}" for one in self.top)
         why = f": {self.why_skipped}" if self.why_skipped else ""
         remark = f", without {len(self.skipped)} of the blocks{why}" if self.skipped else ""
-        return f"{printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
+        return f"{self.clock} {printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
+
+    @property
+    def clock(self) -> str:
+        """The time on the clock of this machine."""
+        return time.strftime("%H:%M:%S", time.localtime(self.time))
 
     def show(self, *, as_json: bool) -> None:
         """Print the answer, or the reason why there is none."""
@@ -149,7 +156,7 @@ class Prediction(msgspec.Struct, frozen=True):
         elif self.error is None:
             click.echo(str(self))
         else:
-            click.echo(f"ls-edge: {self}", err=True)
+            click.echo(f"ls-edge: {self.clock} {self}", err=True)
 
 
 def prediction(

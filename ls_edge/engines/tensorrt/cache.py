@@ -27,7 +27,7 @@ import msgspec
 
 from ls_edge.core.bundle import digest_of
 from ls_edge.core.errors import EngineError
-from ls_edge.core.files import FolderInUse, cache_folder, folder_lock, write_file
+from ls_edge.core.files import FolderInUse, cache_folder, folder_lock, remove_left_parts, write_file
 
 OnStatus = Callable[[str], None]
 """Callback that receives the reason for a build or a wait."""
@@ -217,6 +217,7 @@ class EngineCache:
             except FolderInUse:
                 on_status("waiting for another process that builds engines")
                 stack.enter_context(folder_lock(self.folder, wait=True))
+            remove_left_parts(self.folder)
             yield
 
 
