@@ -252,7 +252,6 @@ def build_engines(
         return
     names = list(parts)
     options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
-<<<<<<< HEAD
     with contextlib.ExitStack() as stack:
         try:
             _tensorrt_for(bundle, build_target)
@@ -271,19 +270,8 @@ def build_engines(
         except EngineError as error:
             if kind == "tensorrt":
                 raise
-=======
-    try:
-        _tensorrt_for(bundle, build_target)
-        for done, name in enumerate(names):
-            on_step(done, len(names), name)
-            yield build_part(bundle, name, options, on_status=partial(on_step, done, len(names)))
-        on_step(len(names), len(names), "ready")
-    except EngineError as error:
-        if kind == "tensorrt":
-            raise
-        if hardware.has_nvidia():  # elsewhere, ONNX Runtime is the choice
->>>>>>> d1f087c7 (A box that runs for months: signs of life for systemd, stable names of sensors, times in the lines of predict, levels in the log, leftovers of power cuts removed, logs of containers limited)
-            log.warning("no engines are built", extra={"why": _reason(error)})
+            if hardware.has_nvidia():  # elsewhere, ONNX Runtime is the choice
+                log.warning("no engines are built", extra={"why": _reason(error)})
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:
