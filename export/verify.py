@@ -409,7 +409,7 @@ class _Comparison:
 
 
 def cosine(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the minimum cosine over the images, of tokens ``[B, N, D]`` or logits ``[B, C]``.
+    """Return the minimum cosine over the images, of tokens ``[B, N, D]`` or logits ``[B, C]``; of equal ones, 1.
 
     Logits are centered, since softmax ignores their mean, and a large mean makes any two vectors similar.
     """
@@ -417,4 +417,4 @@ def cosine(ours: np.ndarray, theirs: np.ndarray) -> float:
     if ours.ndim == 2:
         a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return float(np.min((a * b).sum(axis=1) / np.maximum(norms, 1e-30)))
+    return float(np.min(np.where((a == b).all(axis=1), 1.0, (a * b).sum(axis=1) / np.maximum(norms, 1e-30))))

@@ -75,8 +75,8 @@ def providers_of(
     if provider == TENSORRT:
         # Nodes that TensorRT does not support run on CUDA, not on the CPU.
         return [(TENSORRT, _tensorrt(options, signature, onnx_sha256)), (CUDA, cuda), (CPU, {})]
-    if provider == "OpenVINOExecutionProvider" and options.precision == "fp32":
-        return [(provider, {"precision": "FP32"}), (CPU, {})]
+    if provider == "OpenVINOExecutionProvider":
+        return [(provider, {"precision": "FP32" if options.precision == "fp32" else "ACCURACY"}), (CPU, {})]
     return [(provider, {}), (CPU, {})]
 
 
