@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 SMALL_PIXELS = 1 << 22
 """Maximum pixels of a small image."""
-SMALL_BYTES, LARGE_BYTES = 80 << 20, 480 << 20
-"""Memory to decode a small and a large image, in addition to twice its file: 67 million pixels of RGB, or 25 million
-of WebP."""
+SMALL_BYTES, LARGE_BYTES, PIXEL_BYTES = 80 << 20, 480 << 20, 16
+"""Memory to decode a small image, in addition to twice its file, for a large one at most, and for each further pixel:
+67 million pixels of RGB, or 25 million of WebP."""
 HEADER_S, PIXELS_S = 0.5, 0.5
 """CPU time until the size of an image is known, and then for each million pixels and once more."""
 _SPARE_BYTES = 16 << 20
@@ -53,8 +53,8 @@ class Reply(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] = ()
     is_turned: bool = False
     """Whether the image has an EXIF orientation that was not applied."""
-    is_large: bool = False
-    """Whether the decoder waits for a byte before it decodes a large image; another reply follows."""
+    asks: int = 0
+    """Memory for a large image. The decoder waits for a byte before it decodes it, and another reply follows."""
     is_last: bool = False
     """Whether the decoder ends."""
 
@@ -130,15 +130,15 @@ def _answer(connection: socket.socket, job: Job, content: bytes, base: int) -> t
         wanted = base + memory + 2 * len(content)
         resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
 
-    has_turn = False
+    memory = SMALL_BYTES
 
     def on_header(pixels: int) -> None:
-        nonlocal has_turn
-        if pixels > SMALL_PIXELS and not has_turn:
-            send(connection, Reply(is_large=True))
+        nonlocal memory
+        if pixels > SMALL_PIXELS and memory == SMALL_BYTES:
+            memory = min(LARGE_BYTES, SMALL_BYTES + PIXEL_BYTES * (pixels - SMALL_PIXELS))
+            send(connection, Reply(asks=memory))
             _read(connection, 1)
-            has_turn = True
-        allow(PIXELS_S * (1 + pixels / 1e6), LARGE_BYTES if has_turn else SMALL_BYTES)
+        allow(PIXELS_S * (1 + pixels / 1e6), memory)
 
     allow(HEADER_S, SMALL_BYTES)
     try:
@@ -148,9 +148,9 @@ def _answer(connection: socket.socket, job: Job, content: bytes, base: int) -> t
         try:
             pixels = preprocess(content, job.name, on_header)
         except DataError:
-            if has_turn or content[8:12] != b"WEBP":
+            if memory > SMALL_BYTES or content[8:12] != b"WEBP":
                 raise
-            on_header(SMALL_PIXELS + 1)  # libwebp allocates the whole image to open it
+            on_header(1 << 25)  # libwebp allocates the whole image to open it
             pixels = preprocess(content, job.name, on_header)
         turned = job.spec.exif_orientation is not True and is_turned(content)
         return Reply(shape=pixels.shape, is_turned=turned), pixels.data.cast("B")

@@ -22,10 +22,8 @@ import numpy as np
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import BudgetExceeded, DataError, SourceClosed
-from ls_edge.data.decoder_process import Job, Reply, receive, send
+from ls_edge.data.decoder_process import LARGE_BYTES, Job, Reply, receive, send
 
-LARGE_AT_ONCE = 2
-"""Number of large images that are decoded at the same time; each may need half a gigabyte."""
 SLOW_S = 0.1
 """Time after which an image is slow, in seconds."""
 _NICENESS = 5
@@ -52,7 +50,9 @@ class Decoders(Closing):
         self._idle: list[_Decoder] = []
         self._factory: _Factory | None = None
         self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(LARGE_AT_ONCE)
+        self._memory = threading.Condition()
+        self._used = 0
+        """Memory of the large images that are decoded, at most that of the largest."""
         self._is_closed = False
 
     def decode(
@@ -66,19 +66,18 @@ class Decoders(Closing):
     ) -> Decoded:
         """Return what the stem takes for an encoded image, or its orientation alone if ``spec`` is None.
 
-        ``on_slow`` is called once if the image is large or takes long. A large image waits for its turn, until ``end``
-        by the monotonic clock. Raise :class:`DataError` if the image cannot be decoded within its memory and CPU time.
+        ``on_slow`` is called once if the image is large or takes long. A large image waits for memory, until ``end`` by
+        the monotonic clock. Raise :class:`DataError` if the image cannot be decoded within its memory and CPU time.
         """
         decoder = self._take()
         try:
-            with contextlib.ExitStack() as turn:
+            with contextlib.ExitStack() as large:
 
-                def wait_turn() -> None:
-                    if not self._turns.acquire(timeout=max(0.0, min(end - time.monotonic(), WITHIN_S))):
-                        raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
-                    turn.callback(self._turns.release)
+                def wait(asked: int) -> None:
+                    self._reserve(asked, min(end - time.monotonic(), WITHIN_S))
+                    large.callback(self._reserve, -asked)
 
-                reply, pixels = decoder.ask(Job(name, spec), content, wait_turn, on_slow)
+                reply, pixels = decoder.ask(Job(name, spec), content, wait, on_slow)
         except (OSError, EOFError):
             decoder.kill()
             raise DataError(
@@ -109,6 +108,14 @@ class Decoders(Closing):
             if self._factory is not None:
                 self._factory.close()
                 self._factory = None
+
+    def _reserve(self, memory: int, timeout: float = 0.0) -> None:
+        """Reserve memory as soon as there is enough, or return it."""
+        with self._memory:
+            if not self._memory.wait_for(lambda: self._used + memory <= LARGE_BYTES, timeout):
+                raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
+            self._used += memory
+            self._memory.notify_all()
 
     def _keep(self, decoder: _Decoder) -> None:
         with self._lock:
@@ -190,18 +197,18 @@ class _Decoder:
         return not select.select((self._connection,), (), (), 0)[0]
 
     def ask(
-        self, job: Job, content: bytes, wait_turn: Callable[[], None], on_slow: Callable[[], None]
+        self, job: Job, content: bytes, wait: Callable[[int], None], on_slow: Callable[[], None]
     ) -> tuple[Reply, bytearray]:
-        """Return the reply about an image, and its pixels."""
+        """Return the reply about an image, and its pixels; ``wait`` waits for memory."""
         self._connection.settimeout(WITHIN_S)
         send(self._connection, job, content)
         if not select.select((self._connection,), (), (), SLOW_S)[0]:
             self._slow_down(on_slow)
         head, pixels = receive(self._connection)
         reply = msgspec.msgpack.decode(head, type=Reply)
-        if reply.is_large:
+        if reply.asks:
             self._slow_down(on_slow)
-            wait_turn()
+            wait(reply.asks)
             self._connection.sendall(b"\0")
             head, pixels = receive(self._connection)
             reply = msgspec.msgpack.decode(head, type=Reply)

@@ -49,6 +49,7 @@ class Api:
         self._service = service
         self._bodies = bodies
         self._page = LivePage(service, access)
+        self._parsing = asyncio.Lock()
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
         middleware = Middleware(access, service.registry, access_log=access_log)
         self.application = web.Application(middlewares=[middleware.answer], client_max_size=bodies.most)
@@ -170,12 +171,12 @@ class Api:
         async with self._bodies.read(request) as body:
             budget_ms, json_length = self._service.source.settings.budget_ms, None if length is None else int(length)
             end = time.monotonic() + budget_ms / 1e3
-            if timeout_us := await _parse(v2.timeout_of, body, json_length):
+            if timeout_us := await self._parse(v2.timeout_of, body, json_length):
                 end = min(end, time.monotonic() + timeout_us / 1e6)
             async with self._service.place(end) as place:
                 self._v2_bundle(**request.match_info)  # the model may have changed while the request waited
                 try:
-                    asked, binary = await _parse(v2.parse_request, body, json_length)
+                    asked, binary = await self._parse(v2.parse_request, body, json_length)
                 except DataError as error:
                     raise Refusal(400, str(error)) from None
 
@@ -197,6 +198,16 @@ class Api:
             return web.Response(body=reply, content_type="application/json")
         headers = {v2.HEADER_LENGTH: str(json_length)}
         return web.Response(body=reply, content_type="application/octet-stream", headers=headers)
+
+    async def _parse(self, function: Callable[[bytes, int | None], T], body: bytes, json_length: int | None) -> T:
+        """Call a function with a body and the length of its JSON document, on a thread if that is long.
+
+        One at a time: no other thread runs meanwhile.
+        """
+        if (len(body) if json_length is None else json_length) <= _QUICK_JSON:
+            return function(body, json_length)
+        async with self._parsing:
+            return await asyncio.to_thread(function, body, json_length)
 
     def _v2_bundle(self, model: str, version: str | None = None) -> Bundle:
         """Return the bundle that a path names, or raise :class:`Refusal`."""
@@ -227,13 +238,6 @@ class Api:
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._description, content_type="application/json")
-
-
-async def _parse(function: Callable[[bytes, int | None], T], body: bytes, json_length: int | None) -> T:
-    """Call a function with a body and the length of its JSON document, on a thread if that is long."""
-    if (len(body) if json_length is None else json_length) <= _QUICK_JSON:
-        return function(body, json_length)
-    return await asyncio.to_thread(function, body, json_length)
 
 
 def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:

@@ -97,15 +97,15 @@ def test_large_images_of_legal_size_are_decoded(decoders, image):
     assert slow == [True]
 
 
-def test_large_images_wait_for_their_turn_and_small_ones_do_not(decoders):
-    large, turns = bombs.png(4096, 4096, 8, 2), [decoders._turns.acquire() for _ in range(module.LARGE_AT_ONCE)]
+def test_large_images_wait_for_memory_and_small_ones_do_not(decoders):
+    large = bombs.png(4096, 4096, 8, 2)
+    decoders._reserve(LARGE_BYTES)
     with pytest.raises(BudgetExceeded, match="the budget ended before the image was decoded"):
         decoders.decode(SPEC, large, end=time.monotonic() + 0.2)
     decoders.decode(SPEC, PHOTO)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(decoders.decode, SPEC, large)
-        for _ in turns:
-            decoders._turns.release()
+        decoders._reserve(-LARGE_BYTES)
         assert waiting.result(60).pixels.shape == (3, 16, 16)
 
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.data.decoders import LARGE_AT_ONCE
+from ls_edge.data.decoder_process import LARGE_BYTES
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.application import Api
@@ -232,18 +232,15 @@ def test_an_image_that_takes_long_leaves_its_place_to_others(swarm, bundle):
     small, large = picture(), png(4096, 4096, 8, 2)
     source = Source.open(swarm.path, bundle, max_inflight=1)
     service = Service(source, holder_wait_s=5.0, queue=0)
-    turns = service.decoders._turns
     with in_process(service) as status, ThreadPoolExecutor(1) as pool:
         assert status("POST", "/predict", small) == 200
-        while turns.acquire(blocking=False):  # large images are being decoded, without end
-            pass
+        service.decoders._reserve(LARGE_BYTES)  # large images are being decoded, without end
         waiting = pool.submit(status, "POST", "/predict", large)
         while service._slow._value == SLOW_AT_ONCE:
             time.sleep(0.001)
         assert status("POST", "/predict", small) == 200
         assert status("POST", "/predict?budget_ms=300", large) == 504
-        for _ in range(LARGE_AT_ONCE):
-            turns.release()
+        service.decoders._reserve(-LARGE_BYTES)
         assert waiting.result(60) == 200
         assert service.places._free == 1
     service.close()
