@@ -108,7 +108,7 @@ def _model(draft, part, nodes, given, made, weights):
         [helper.make_tensor_value_info(made[0], TensorProto.FLOAT, made[1])],
         [numpy_helper.from_array(value, key) for key, value in weights.items()],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     helper.set_model_props(model, part_metadata(draft, part))
     return model.SerializeToString()
 
@@ -145,11 +145,11 @@ def _parts(classes, seed, blocks, draft):
     yield "head", _model(
         draft, "head",
         [
-            helper.make_node("ReduceMean", ["tokens", "axes"], ["mean"], "reducemean", keepdims=0),
+            helper.make_node("ReduceMean", ["tokens"], ["mean"], "reducemean", axes=[1], keepdims=0),
             helper.make_node("MatMul", ["mean", "w"], ["logits"], "matmul"),
         ],
         ("tokens", tokens), ("logits", ["batch", len(classes)]),
-        {"axes": np.array([1], np.int64), "w": weights(DIM, len(classes))},
+        {"w": weights(DIM, len(classes))},
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
     draft = Manifest(
         schema=1, bundle_id="", model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
-        precision="fp32", opset=20, parts=PartFiles(none, none, ()), bands=manifest_bands(bands),
+        precision="fp32", opset=17, parts=PartFiles(none, none, ()), bands=manifest_bands(bands),
     )  # fmt: skip
     made = {}
     for name, content in _parts(classes, seed, blocks, draft):

@@ -55,7 +55,7 @@ def test_every_image_of_a_folder_has_a_line_of_json(ls_edge, complaints, command
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["image"] for line in lines] == [str(path) for path in sorted(photos.rglob("*.png"), key=str)]
     for line in lines:
-        assert set(line) == {"image", "top", "degraded", "latency_ms", "error", "why_skipped", "skipped"}
+        assert set(line) == {"image", "top", "degraded", "latency_ms", "error", "why_skipped", "skipped", "time"}
         assert (line["degraded"], line["error"]) == (False, None)
         assert line["latency_ms"] > 0
     for line in lines[::5]:
