@@ -29,14 +29,13 @@ def main(peers: str, bundle: str) -> None:
         while True:
             there, frame = camera.read()
             if not there:
-                break
+                sys.exit("the camera gives no more frames; check its cable")
             try:
                 answer = source.submit(frame[:, :, ::-1]).result()
             except RequestError as error:
                 print("no answer:", error)
             else:
                 print(answer.class_name, f"{answer.latency_ms:.0f} ms")
-    camera.release()
 
 
 if __name__ == "__main__":
