@@ -85,8 +85,7 @@ def profile_bundle(
         raise UsageError(f"cannot time batches {list(batches)} for {duration} seconds; give numbers above 0")
     device = device or MeasuredDevice()
     threads = usable_threads(threads)
-    opened = bundle.num_blocks + 2
-    steps = opened + len(sizes)
+    steps = bundle.num_blocks + 2 + len(sizes)
     before = device.sensors.state()
     on_step(0, steps, "idle")
     idle = _idle_power(device.sensors)
@@ -107,10 +106,9 @@ def profile_bundle(
         parts, workspace = _loads(bundle, marks), pipeline.executor.workspace
         taken = taken_bytes(sum(part.file_bytes for part in parts), resident, workspace)
         facts = msgspec.structs.replace(device.facts, multiprocessors=_multiprocessors(workspace))
-        for done, size in enumerate(sizes, opened):
+        for done, size in enumerate(sizes, bundle.num_blocks + 2):
             on_step(done, steps, f"batch {size}")
             measured[size] = time_batch(pipeline, size, duration, device.sensors, visits_s=duration / 4)
-    on_step(steps, steps, "done")
     alone, power = measured[sizes[0]]
     return _document(
         bundle,

@@ -279,7 +279,7 @@ class Simulation(Clock):
         if a.stopped or not self._linked(sender, to):
             return
         at, number = self.network.arrival(self.now, sender, to, size), next(self._counter)
-        if isinstance(event, NeighborState) and not self._matters(b, event):
+        if isinstance(event, NeighborState) and not b.machine.may_act_on(event):
             heapq.heappush(b.mail, (at, number, a, event))
         else:
             self._put(at, number, partial(self._arrive, a, b, event))
@@ -292,10 +292,6 @@ class Simulation(Clock):
         if self.processes[a.name] is not a or self.processes[b.name] is not b or not self._linked(a.name, b.name):
             return False
         return a.name in b.machine.neighbors.by_name or b.stopped or isinstance(event, NeighborUp)
-
-    def _matters(self, process: Process, event: NeighborState) -> bool:
-        """Return whether a STATE needs an event of its own."""
-        return process.machine.may_act_on(event)
 
     def _read(self, process: Process) -> None:
         """Let a process read the STATE messages that have arrived."""
@@ -316,7 +312,7 @@ class Simulation(Clock):
 
     def _deliver_what_matters(self, process: Process) -> None:
         """Schedule events for the STATE messages that matter now that the state of their receiver has changed."""
-        for entry in [entry for entry in process.mail if self._matters(process, entry[3])]:
+        for entry in [entry for entry in process.mail if process.machine.may_act_on(entry[3])]:
             process.mail.remove(entry)
             heapq.heapify(process.mail)
             at, number, sender, event = entry

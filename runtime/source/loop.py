@@ -12,8 +12,9 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
 from ls_edge.runtime.routing.policies import find_policy
-from ls_edge.runtime.routing.source.source_rules import source_machine
+from ls_edge.runtime.routing.source.source_rules import SourceMachine, source_machine
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.events import Complete, Fail, Instruction
 from ls_edge.runtime.routing.state.limits import Limits
@@ -49,68 +50,97 @@ _POLL_S = 0.1
 """Maximum wait for the links, in seconds."""
 
 
+class _FileWatch:
+    """Look of the current loop at the files that its neighbors announce, after each news of theirs."""
+
+    def __init__(self, follower: Follower, *, is_current: bool) -> None:
+        self.is_current = is_current
+        self._follower = follower
+        self._seen_events, self._look_again = 0, False
+
+    def take_over(self) -> None:
+        """Look from the next turn on."""
+        self.is_current = self._look_again = True
+
+    def look(self, neighbor_events: int, hellos: Iterable[Hello]) -> None:
+        """Look at the neighbors if there was news."""
+        if self.is_current and (self._look_again or self._seen_events != neighbor_events):
+            self._seen_events = neighbor_events
+            self._look_again = self._follower.look(hellos)
+
+
+@dataclass(frozen=True)
+class SourceSetup:
+    """What all loops of a source have in common."""
+
+    name: str
+    settings: Settings
+    keys: KeyPair | None
+    limits: Limits | None
+    is_thin: bool
+    follower: Follower
+
+    def machine(self, alias: str, bundle: Bundle, peers: PeersFile) -> SourceMachine:
+        """Return the routing machine for a bundle."""
+        transfer_s = peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)
+        return source_machine(
+            alias,
+            limits=self.limits or Limits.for_frames(transfer_s),
+            rng=random.SystemRandom(),
+            model=Model(bundle.bands, self.strict_id(bundle), self.settings.via_source),
+        )
+
+    def strict_id(self, bundle: Bundle) -> str:
+        """Return the id of the only bundle that may run, or an empty string."""
+        return bundle.manifest.bundle_id if self.settings.strict_bundle else ""
+
+
 class SourceLoop:
     """Loop of a source, from its opening until it is closed; :class:`Source` is its public side."""
 
     def __init__(
         self,
-        name: str,
+        source: SourceSetup,
         peers: PeersFile,
         bundle: Bundle,
-        settings: Settings,
-        *,
-        keys: KeyPair | None,
-        limits: Limits | None,
-        on_event: Callable[[PeerEvent], None] | None,
-        is_thin: bool,
-        follower: Follower,
+        on_event: Callable[[PeerEvent], None] | None = None,
         before: SourceLoop | None = None,
     ) -> None:
-        """Open stem and head unless ``is_thin``, dial the peers, and start the threads.
+        """Open stem and head unless peers run them, dial the peers, and start the threads.
 
         ``before`` is the loop that this one will :meth:`succeed`.
         """
+        name, settings, follower = source.name, source.settings, source.follower
         self.opened: float = time.monotonic() if before is None else before.opened
         """Time origin of events and records."""
         self._process = os.getpid()
         self.model_id = bundle.manifest.model_id
         self._ids: Iterator[int] = itertools.count() if before is None else before._ids
-        self._is_current = before is None
         manifest, alias = bundle.manifest, new_alias(name)
-        strict_id = manifest.bundle_id if settings.strict_bundle else ""
-        machine = source_machine(
-            alias,
-            limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)),
-            rng=random.SystemRandom(),
-            model=Model(bundle.bands, strict_id, settings.via_source),
-        )
+        machine = source.machine(alias, bundle, peers)
         check_policy(bundle, find_policy(settings.policy))
-        self._machine, self._seen_events, self._look_again = machine, 0, False
+        self._machine, self._files = machine, _FileWatch(follower, is_current=before is None)
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
-        codecs = {peer.name: peer.codec for peer in peers.peers}
-        self._recomputation = (
-            Recomputation(bundle, codecs, lambda peer: strict_id or self._bundle_of(peer)) if settings.audit else None
-        )
+        self._recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # the threads of the engine library stay on these cores
             entry = peers.source(name) or SourceEntry(name)
-            self.engines = None if is_thin else StemAndHead(bundle, settings, entry)
+            self.engines = None if source.is_thin else StemAndHead(bundle, settings, entry)
         if self.engines is not None:
             machine.custody.own_us = self.engines.usual_us[HEAD]
-        itineraries = Itineraries(alias, settings, bundle, is_thin=is_thin)
+        itineraries = Itineraries(alias, settings, bundle, is_thin=source.is_thin)
         greeting = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
-        self._follower = follower
         with self.cores.others():  # threads started here stay on these cores
             self.node = Node(
-                NodeSettings(alias, "source", peers, manifest, keys, settings.strict_bundle),
+                NodeSettings(alias, "source", peers, manifest, source.keys, settings.strict_bundle),
                 machine,
                 execute=self._execute,
                 hello=lambda: msgspec.structs.replace(greeting, files=follower.files),
                 state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             )
             events = PeerEvents(peers, self.opened, on_event)
-            needed = frozenset((*range(bundle.num_blocks), *(ENDS if is_thin else ())))
+            needed = frozenset((*range(bundle.num_blocks), *(ENDS if source.is_thin else ())))
             self.monitor = PeerMonitor(peers, needed, machine, self.node, events)
             self.node.driver.on_note = self.monitor.on_note
             self.auditor = None if self._recomputation is None else Auditor(settings.audit, self._recomputation)
@@ -122,6 +152,10 @@ class SourceLoop:
                 self.engines, machine, self.node, self._threads, self.auditor, itineraries, max_inflight, classes
             )
             self._threads.start()
+
+    def _recompute(self, bundle: Bundle, peers: PeersFile, strict_id: str) -> Recomputation:
+        codecs = {peer.name: peer.codec for peer in peers.peers}
+        return Recomputation(bundle, codecs, lambda peer: strict_id or self._bundle_of(peer))
 
     # On any thread.
 
@@ -157,8 +191,8 @@ class SourceLoop:
 
     def succeed(self, before: SourceLoop) -> None:
         """Replace the loop of the previous model, which only ends its requests."""
-        before._is_current = False
-        self._is_current = self._look_again = True
+        before._files.is_current = False
+        self._files.take_over()
         self.monitor.events.succeed(before.monitor.events)
 
     def hand_over(self, successor: SourceLoop) -> None:
@@ -197,10 +231,8 @@ class SourceLoop:
                 if threads.has_short:
                     yield
                     requests.take_results()
-                has_news = self._look_again or self._seen_events != self.node.driver.neighbor_events
-                if has_news and self._is_current:
-                    self._seen_events = self.node.driver.neighbor_events
-                    self._look_again = self._follower.look(neighbor.hello for neighbor in self._machine.neighbors)
+                hellos = (neighbor.hello for neighbor in self._machine.neighbors)
+                self._files.look(self.node.driver.neighbor_events, hellos)
                 self.monitor.update()
             self.node.leave("done")
         except Exception:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,7 +72,6 @@ def run_dataset(
     """
     images = match_classes(images, source.bundle.manifest.classes)
     skipped: list[tuple[str, str]] = []
-    preprocess_ms: list[float] = []
 
     def skip(name: str, error: DataError) -> None:
         skipped.append((name, str(error)))
@@ -84,7 +83,7 @@ def run_dataset(
         run.take_meanwhile()
 
     run = _Submissions(source, on_record, skip, on_tick, stop)
-    on_time, on_wait = preprocess_ms.append, run.take_meanwhile
+    on_time, on_wait = run.preprocess_ms.append, run.take_meanwhile
     decoded = iterate(images, source.preprocess, skip_here, on_time=on_time, on_wait=on_wait)
     run.submit_all(decoded, concurrency, rate)
     if len(skipped) == len(images) and not run.records:  # peers rejected them
@@ -92,8 +91,21 @@ def run_dataset(
     given_up = run.give_up()
     if images.live is not None and images.live.ended:
         images = replace(images, images=images.images[: images.live.taken])  # the frames that existed
-    manifest, asked, engines = source.bundle.manifest, source.settings, source.engines
-    context = RunContext(
+    context = _context(source, run, images, skipped, concurrency, rate)
+    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
+
+
+def _context(
+    source: Source,
+    run: _Submissions,
+    images: ImageSet,
+    skipped: Sequence[tuple[str, str]],
+    concurrency: int,
+    rate: float | None,
+) -> RunContext:
+    """Return what a summary has to know of a run besides its records."""
+    manifest, asked = source.bundle.manifest, source.settings
+    return RunContext(
         bundle_id=manifest.bundle_id,
         model=manifest.model,
         method=manifest.method,
@@ -106,20 +118,27 @@ def run_dataset(
             "rate": rate,
             "images": len(images),
             "images_skipped": len(skipped),
-            **msgspec.structs.asdict(asked),
-            "max_skips": source.max_skips,
-            "threads": 0 if engines is None else engines.threads,
-            "engine": "" if engines is None else engines.engine,
-            "waves": asked.waves if find_policy(asked.policy).runs_in_waves else 0,
-            "bands": source.bundle.bands.to_json(),
+            **_settings_of(source),
         },
         account=images.account(name for name, _ in skipped),
-        preprocess_ms=tuple(preprocess_ms),
+        preprocess_ms=tuple(run.preprocess_ms),
         wall_s=time.monotonic() - run.started,
         rejected=source.snapshot.rejected,
-        audit=_finish_audits(source, stop),
+        audit=_finish_audits(source, run.stop),
     )
-    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
+
+
+def _settings_of(source: Source) -> dict[str, Any]:
+    """Return the settings in force of a source, for the JSON."""
+    asked, engines = source.settings, source.engines
+    return {
+        **msgspec.structs.asdict(asked),
+        "max_skips": source.max_skips,
+        "threads": 0 if engines is None else engines.threads,
+        "engine": "" if engines is None else engines.engine,
+        "waves": asked.waves if find_policy(asked.policy).runs_in_waves else 0,
+        "bands": source.bundle.bands.to_json(),
+    }
 
 
 def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
@@ -153,7 +172,8 @@ class _Submissions:
         self._source = source
         self._on_record, self._on_reject = on_record, on_reject
         self._on_tick = on_tick
-        self._stop = stop
+        self.stop = stop
+        self.preprocess_ms: list[float] = []
         self._since = round((self.started - source.opened) * 1e6)
         """Microseconds from the opening of the source to the start of the run."""
         self._classes = source.bundle.manifest.classes
@@ -171,13 +191,13 @@ class _Submissions:
             while True:
                 if rate is None:
                     self._wait_for(concurrency - 1)  # before taking the next image: a camera's frame must be recent
-                if self.error or self._stop() or (item := next(upcoming, None)) is None:
+                if self.error or self.stop() or (item := next(upcoming, None)) is None:
                     break
                 _, image, array = item
                 if rate is not None:
                     first = time.monotonic() if first is None else first
                     self._wait_until(first + next(arrivals))
-                if self._stop():
+                if self.stop():
                     break
                 future = self._source.submit(array, name=image.name, label=image.label)
                 self.in_flight.add(future)
@@ -194,19 +214,19 @@ class _Submissions:
     def _wait_for(self, most: int) -> None:
         """Wait until at most ``most`` requests are in flight or the run is stopped."""
         self._take_ended(0.0)
-        while len(self.in_flight) > most and not self._stop():
+        while len(self.in_flight) > most and not self.stop():
             self._take_ended(TICK_S)
 
     def _wait_until(self, at: float) -> None:
         """Wait until a time of :func:`time.monotonic`, or until the run is stopped."""
-        while (left := at - time.monotonic()) > 0 and not self._stop():
+        while (left := at - time.monotonic()) > 0 and not self.stop():
             self._take_ended(left)
         self._take_ended(0.0)
 
     def take_meanwhile(self) -> None:
         """Collect ended requests; raise :class:`_Stopped` if the run is stopped."""
         self._take_ended(0.0)
-        if self._stop():
+        if self.stop():
             raise _Stopped
 
     def give_up(self) -> int:

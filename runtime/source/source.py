@@ -36,7 +36,7 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.image_encoding import ImageEncoder
-from ls_edge.runtime.source.loop import SourceLoop
+from ls_edge.runtime.source.loop import SourceLoop, SourceSetup
 from ls_edge.runtime.source.model_exchange import ModelExchange, ModelFollower
 from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 from ls_edge.runtime.source.results import Answer, RequestCounts
@@ -94,7 +94,6 @@ class Source(Closing):
         self.given = peers
         """``peers.yaml`` as last read, which is in force until the peers agree on another file."""
         self.peers = peers = peers.of_model(bundle.num_blocks)
-        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._keys = keys
         self._limits, self._file = limits, self.given
         self._follower = Follower(self.name, self.given, keys, self._follow)
@@ -106,24 +105,19 @@ class Source(Closing):
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""
 
+    @property
+    def max_skips(self) -> int:
+        """Number of blocks that an answer may skip."""
+        return self.settings.skips_of(self.bundle.num_blocks)
+
     def _open_loop(
         self,
         bundle: Bundle,
         before: SourceLoop | None = None,
         on_event: Callable[[PeerEvent], None] | None = None,
     ) -> SourceLoop:
-        return SourceLoop(
-            self.name,
-            self._file.within(bundle.num_blocks),
-            bundle,
-            self.settings,
-            keys=self._keys,
-            limits=self._limits,
-            on_event=on_event,
-            is_thin=self.is_thin,
-            follower=self._follower,
-            before=before,
-        )
+        setup = SourceSetup(self.name, self.settings, self._keys, self._limits, self.is_thin, self._follower)
+        return SourceLoop(setup, self._file.within(bundle.num_blocks), bundle, on_event, before)
 
     def _reopen(self, bundle: Bundle, before: SourceLoop) -> SourceLoop:
         """Open a loop for the next model; it follows the files from now on, like the present one."""
@@ -149,7 +143,6 @@ class Source(Closing):
     def _use_model(self, loop: SourceLoop, bundle: Bundle) -> None:
         """Send new requests to the loop of another bundle."""
         self.bundle, self.preprocess = bundle, self._preprocess_for(bundle)
-        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self._loop = loop
         self._use(self._file.within(bundle.num_blocks))
 

@@ -208,19 +208,10 @@ class SourceRules:
         itinerary, tokens = old.itinerary, old.tokens
         request.trail.note(sender)
         if run.itinerary.blocks_done > itinerary.blocks_done or not run.itinerary.remaining:
-            reported, avoid = run.itinerary, itinerary.avoid
-            itinerary = msgspec.structs.replace(
-                request.asked,
-                waves=reported.waves,
-                skipped=reported.skipped,
-                remaining=reported.remaining,
-                visits=reported.visits,
-                avoid=avoid,
-            )
+            itinerary = _with_history(request.asked, run.itinerary, itinerary.avoid)
             tokens = event.tokens
             for holder in {holder for wave in itinerary.waves for track in wave for _, holder in track}:
-                n = turn.neighbors.get(holder)
-                if n is not None:
+                if (n := turn.neighbors.get(holder)) is not None:
                     n.has_worked()
         elif run.returning == ReturnReason.CREDIT:
             old.avoid[sender] = turn.now + turn.limits.look
@@ -255,8 +246,7 @@ class SourceRules:
 
     def _pass_over(self, copy: HeldRequest, name: str) -> None:
         """Pause offers to a process that returned a request unchanged."""
-        n = self._turn.neighbors.get(name)
-        if n is not None:
+        if (n := self._turn.neighbors.get(name)) is not None:
             self._recovery.avoid(copy, name, n.hold_off(PauseReason.UNWILLING))
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
@@ -415,10 +405,9 @@ class SourceRules:
         turn = self._turn
         ahead = turn.limits.cancel_every / 2 if turn.instructions else 0.0
         if turn.now + ahead >= self.ended.cancel_at:
-            peers = [n.name for n in turn.neighbors if n.is_peer]
             for cancel in self.ended.pop_cancels(turn.now):
-                for name in peers:
-                    turn.send(name, cancel)
+                for n in (n for n in turn.neighbors if n.is_peer):
+                    turn.send(n.name, cancel)
         return self.ended.cancel_at
 
 
@@ -433,6 +422,18 @@ class Answer(NamedTuple):
 def nothing_remains(case: Case) -> Answer | None:
     """Answer a request without remaining blocks."""
     return None if case.itinerary.remaining else Answer()
+
+
+def _with_history(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...]) -> Itinerary:
+    """Return the itinerary that was asked for, with what has happened to it."""
+    return msgspec.structs.replace(
+        asked,
+        waves=reported.waves,
+        skipped=reported.skipped,
+        remaining=reported.remaining,
+        visits=reported.visits,
+        avoid=avoid,
+    )
 
 
 def _not_asked(asked: Itinerary, reported: Itinerary) -> str:
