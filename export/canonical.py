@@ -10,7 +10,9 @@ for readers of the file. :func:`check` compares a file with this form; ``ls_edge
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +22,8 @@ from ls_edge.core.bundle import METADATA, Manifest, part_metadata
 from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import Signature, Tensor
 from ls_edge.export.portable import portable
+
+EncodeError: Any = importlib.import_module("google.protobuf.message").EncodeError  # it has no types
 
 OPSET, IR = 17, 8
 HALF_SCALES = 19, 9
@@ -123,9 +127,10 @@ def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
     """Serialize a model deterministically; raise :class:`VerificationError` above protobuf's limit of 2 GB."""
     try:
         return bytes(model.SerializeToString(deterministic=True))
-    except ValueError as error:
+    except (ValueError, EncodeError) as error:
         raise VerificationError(
-            f"{name} is too large for one ONNX file ({error}); leave out --whole, or choose a smaller model"
+            f"{name} is too large for one ONNX file, which holds at most 2 GB ({error}); leave out --whole, or choose "
+            "a smaller model"
         ) from None
 
 

@@ -68,6 +68,7 @@ from ls_edge.export.verify import (
 )
 from ls_edge.report.bundle import print_export
 from ls_edge.report.shown import Shown
+from ls_edge.training.precision import own_torch_state
 from ls_edge.training.runs.checkpoint import LoadedRun, load_run, shown_model
 
 ENGINE_COSINE = 0.999
@@ -147,6 +148,7 @@ def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:
     return run.bands if settings.bands is None else Bands.from_json(settings.bands, run.view.num_blocks)
 
 
+@own_torch_state()
 def export(
     run: str | Path,
     out: str | Path,
@@ -276,7 +278,7 @@ def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: N
 
 
 def _check_run(run: LoadedRun) -> None:
-    if run.record.trained_on and run.record.best_epoch is None:
+    if run.record.unfinished:
         raise RunError(
             f"{run.folder}: {run.record.problem}; continue with 'ls-edge train --resume', train again with a lower "
             "--lr, or, for an untrained model, with --epochs 0"

@@ -39,14 +39,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name in timm, or a model of ``ls_edge.training.models.small_models``."""
     depth: AtLeastOne | None = None
     """Number of evenly spaced blocks to keep; None keeps all."""
-    img_size: AtLeastOne | None = None
-    """Side of the images in pixels, if timm can build the model for other sizes; None for the model's own."""
     init: GivenPath | None = None
     """Run folder, ``.safetensors`` or ``.pth`` file to start from."""
     pretrained: bool = False
     """Start from timm's pretrained weights (needs the network or timm's cache)."""
     args: dict[str, Any] = {}
-    """Other arguments for timm's ``create_model``, such as ``drop_path_rate``."""
+    """Other arguments for timm's ``create_model``, such as ``img_size`` or ``drop_path_rate``."""
 
     @property
     def has_weights(self) -> bool:
@@ -80,8 +78,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Order of the class folders, which determines the class numbers: ``plain`` is Python's (1, 10, 2), ``natural`` is
     timm's (1, 2, 10), anything else is a text file with one class per line. None: the order of the run that ``init``
     names if it has the same classes, otherwise plain; an error if the order matters for foreign weights."""
-    validation: Annotated[float, Meta(gt=0, lt=1)] = 0.1
-    """Fraction of the training images, drawn by the seed, that is only used to select the checkpoint."""
+    validation: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Fraction of the training images that is only used to select the checkpoint; None: as in the run that ``init``
+    or the teacher names, otherwise a tenth."""
+    split_seed: Annotated[int, Meta(ge=0)] | None = None
+    """Seed that draws these images; None: as in that run, otherwise the seed of the training."""
 
 
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,18 +192,22 @@ class RunRecord(msgspec.Struct, frozen=True):
     classes: tuple[str, ...]
     image: ImageSpec
     trained_on: str
-    """Digest of the training data's file list; empty without training."""
+    """Images that the weights were trained on (:class:`ls_edge.data.content.KnownImages`), or an empty string."""
     method: str
     best_epoch: int | None = None
     """Epoch of the weights in ``model.safetensors``; None for the initial model."""
     val_loss: float | None = None
     remark: str = ""
     """Known problem of the weights, or an empty string."""
+    start_remark: str = ""
+    """Problem of the weights or the teacher that training started from, or an empty string."""
+    unfinished: bool = False
+    """Whether training has not finished an epoch."""
 
     @property
     def problem(self) -> str:
         """Problem of the weights, such as an unfinished training, or an empty string."""
-        if self.trained_on and self.best_epoch is None:
+        if self.unfinished:
             return "training did not finish one epoch, so the weights are the initial ones"
         return self.remark
 

@@ -1,7 +1,7 @@
 """Processes started by ``torchrun``: rank, world size, process group, and collectives.
 
 ``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module is for data, validation, and
-checkpoints. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and ``gloo`` on the CPU.
+checkpoints. The backend is ``nccl`` for CUDA tensors (not run on several GPUs yet) and ``gloo`` for others.
 """
 
 from __future__ import annotations
@@ -45,17 +45,10 @@ class DistributedContext:
         return batch_size // self.world_size
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the processes, in place, and return it."""
+        """Sum a tensor over the processes, in place, and return it; all processes must call this method."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
-
-    def any(self, here: bool) -> bool:
-        """Return whether a condition holds in any process; all processes must call this method."""
-        if self.world_size == 1:
-            return here
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        return bool(self.sum(torch.tensor(float(here), device=device)))
 
     @contextlib.contextmanager
     def one_first(self) -> Iterator[None]:
@@ -99,7 +92,7 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
     if context.world_size == 1:
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield
     except LsEdgeError:

@@ -67,7 +67,7 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
 def open_log(folder: Path, epochs_done: int) -> Iterator[Write]:
     """Yield a function that writes TensorBoard events; events of epochs after ``epochs_done`` are replaced."""
     make: Any = SummaryWriter  # untyped
-    writer: Any = make(str(folder), purge_step=epochs_done + 1 if epochs_done else None)
+    writer: Any = make(str(folder), purge_step=epochs_done + 1)
 
     def write(values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():
@@ -80,13 +80,13 @@ def open_log(folder: Path, epochs_done: int) -> Iterator[Write]:
         writer.close()
 
 
-def first_images(batches: Iterable[tuple[Any, Any]], normalize: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
+def first_images(batches: Iterable[tuple[Any, ...]], normalize: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return up to :data:`CURVE_IMAGES` normalized images and their labels as arrays."""
     pixels: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    for some, targets in batches:
+    for some, targets, *_ in batches:
         pixels.append(normalize(some).cpu().numpy())
-        labels.append(targets.cpu().numpy())
+        labels.append(targets.numpy())
         if sum(map(len, labels)) >= CURVE_IMAGES:
             break
     return np.concatenate(pixels)[:CURVE_IMAGES], np.concatenate(labels)[:CURVE_IMAGES]

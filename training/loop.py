@@ -10,67 +10,43 @@ If ``torchrun`` starts it, all processes train together (``ls_edge.training.dist
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
-from ls_edge.core.bands import Bands, windows
-from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import DataError, ModelError, RunError, TrainingStopped, UsageError
-from ls_edge.core.files import folder_lock, is_hub, local_folder, pin_to_commit
-from ls_edge.core.logs import OnWarning
+from ls_edge.core.bands import windows
+from ls_edge.core.errors import ModelError, RunError, TrainingStopped, UsageError
+from ls_edge.core.files import folder_lock
 from ls_edge.core.text import counted
-from ls_edge.data.datasets import describe, image_warnings, open_data
-from ls_edge.device.requirements import compiler_problem
-from ls_edge.training.class_order import check_class_order, in_class_order
-from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
-from ls_edge.training.data import Batches, choose_augment, normalizer, split
-from ls_edge.training.distributed import DistributedContext, from_environment, process_group
+from ls_edge.training.config import TrainConfig
+from ls_edge.training.data import Batches
+from ls_edge.training.distributed import from_environment, process_group
 from ls_edge.training.logs import SCALARS, curves, first_images, open_log
-from ls_edge.training.methods.base import Method
-from ls_edge.training.methods.registry import make_method
-from ls_edge.training.optim import default_rate
-from ls_edge.training.precision import (
-    choose_device,
-    choose_threads,
-    is_out_of_memory,
-    plain_attention,
-    preserve_rng_state,
-    seed_epoch,
-)
+from ls_edge.training.precision import choose_device, is_out_of_memory, own_torch_state, plain_attention, seed_epoch
 from ls_edge.training.progress import Epoch, Reporter, TrainingResult
 from ls_edge.training.runs.checkpoint import (
     CONFIG,
+    METRICS,
     RESUME,
     WEIGHTS,
     TrainingProgress,
     append_metrics,
     load_progress,
-    read_record,
     save_progress,
     save_run,
     shown_model,
     start_metrics,
 )
-from ls_edge.training.runs.initial_weights import NEW_CLASSIFIER, InitialWeights, make_initial_weights
-from ls_edge.training.task import TrainingTask
-from ls_edge.version import __version__
+from ls_edge.training.setup import Setup
+from ls_edge.training.task import whole_batch_only
+from ls_edge.training.validation import Validation
 
-ABOVE_CHANCE = 3.0
-"""Standard deviations above chance that a checkpoint needs to count as trained; more would flag short runs."""
-
-EXAMPLES = 512
-"""Number of images from which a method computes initial values; about 600 images of 26 tokens are enough for the widest
-layers of a ViT-S."""
 MUCH_LOST = 0.05
-"""Loss of top-1 due to free orders above which ``train`` warns; the recipes in docs/choose.md lose less."""
+"""Loss of top-1 of which ``train`` warns; the recipes in docs/choose.md lose less."""
 
 
 def train(
@@ -97,22 +73,36 @@ def train(
     device = choose_device(config.device)
     context = from_environment(device)
     lock = _run_folder(out) if context.is_main else contextlib.nullcontext()
-    with preserve_rng_state():
+    setup = None
+    with own_torch_state():
         try:
             with process_group(context, device), lock:
-                training = _Training(config, out, reporter, context, device, model_named=model_named)
-                return training.run(resume, started)
+                tensors, progress = load_progress(out) if resume else (None, None)
+                setup = Setup(config, reporter, context, device, model_named=model_named, resumed=progress)
+                training = _Training(setup, out, progress)
+                if tensors is not None:
+                    training.resume(tensors)
+                elif context.is_main:
+                    training.begin()
+                return training.run(started)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise TrainingStopped(
-                f"out of memory on {device} with {config.batch_size} images per step in "
-                f"{counted(config.accumulate, 'part')}; compute a step in more parts, with the same result "
-                f"(--set accumulate={2 * config.accumulate}), recompute activations (--set checkpointing=true), or "
-                "take smaller batches, images or models"
-            ) from None
+            raise TrainingStopped(_memory_advice(config, device, setup)) from None
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
+
+
+def _memory_advice(config: TrainConfig, device: torch.device, setup: Setup | None) -> str:
+    """Return the error for too little memory, with the remedies that keep the result first."""
+    parts = 2 * config.accumulate
+    more = "recompute activations (--set checkpointing=true), or take smaller batches, images or models"
+    if setup is not None and not whole_batch_only(setup.task.view) and parts <= config.batch_size:
+        more = f"compute a step in more parts, with the same result (--set accumulate={parts}), {more}"
+    return (
+        f"out of memory on {device} with {config.batch_size} images per step in {counted(config.accumulate, 'part')}; "
+        f"{more}"
+    )
 
 
 @contextlib.contextmanager
@@ -150,111 +140,65 @@ def _check_apart(out: Path, source: str) -> None:
 
 
 class _Training:
-    def __init__(
-        self,
-        config: TrainConfig,
-        out: Path,
-        reporter: Reporter,
-        context: DistributedContext,
-        device: torch.device,
-        *,
-        model_named: bool,
-    ) -> None:
-        self.out, self.reporter, self.context = out, reporter, context
-        self.skipped: set[str] = set()
-        if config.method is not None:
-            make_method(config.method, config.method_args)  # raises for wrong settings before anything is loaded
-        for name in ("name", "init"):  # the run records the commit, so that it can be repeated
-            if is_hub(given := getattr(config.model, name) or ""):
-                config = _with_model(config, **{name: pin_to_commit(given)})
-        with context.one_first():  # the first process downloads data and weights
-            init = config.model.init
-            local = _with_model(config, init=None if init is None else str(local_folder(init)))
-            self.images = images = in_class_order(open_data(config.data.source, "train"), local)
-            initial = make_initial_weights(
-                local.model, images.classes, seed=config.seed, model_named=model_named, warn=reporter.warn
-            )
-        check_class_order(local, images, initial)
-        reporter.note(describe(images.account()))
-        for warning in image_warnings(images, ""):
-            reporter.warn(warning)
-        in_order = config.model.has_weights and initial.bands is None
-        name = config.chosen_method(
-            could_share=initial.could_share, shares=initial.view.shares_weights, in_order=in_order
-        )
-        method = make_method(name, config.method_args)
-        if config.method is None and config.epochs:
-            _explain_default(name, local.model, initial, reporter)
-        bands, image = _bands_in_force(config, method, initial), _image_in_force(config, initial)
-        if config.bands is None and initial.bands is None and not bands.is_one:
-            reporter.note(
-                f"bands {bands}: the first and the last block keep their place, which costs the least accuracy; "
-                f"--bands 0-{bands.num_blocks - 1} trains any order of all blocks"
-            )
-        self.config = config = _in_force(msgspec.structs.replace(config, method=name), method, initial, bands, image)
-        view = initial.view.to(device)
-        torch.set_num_threads(choose_threads(config.threads, view))
-        self.start = (initial.source or copy.deepcopy(view)).to(device) if initial.trained and config.epochs else None
-        places = method.reshape(view, bands, initial.source, trained=initial.trained)
-        method.attach(view)
-        if method.teacher is not None:
-            method.prepare(view, self._examples(image))
-        if initial.method_weights and not view.take_method(initial.method_weights):
-            reporter.warn(
-                f"{config.model.init} was trained by another method or with other settings, so the parameters of its "
-                "method are left out"
-            )
-        view.checkpointing = config.checkpointing
-        self.record = RunRecord(
-            version=__version__,
-            model=initial.model,
-            model_args=initial.args,
-            kept=tuple(initial.kept[place] for place in places),
-            classes=images.classes,
-            image=image,
-            trained_on=images.digest() if config.epochs else "",
-            method=name,
-            remark="" if initial.trained or not config.model.has_weights else NEW_CLASSIFIER,
-        )
-        self.task = TrainingTask(
-            view, method, with_compiler(config, device, reporter.warn), self.record, bands, context
-        )
-        self.progress = TrainingProgress(data=images.fingerprint())
+    """A training in its run folder."""
 
-    def _examples(self, image: ImageSpec) -> torch.Tensor:
-        """Return normalized training images ``[N, 3, H, W]``, the same ones in every process."""
-        rows, _ = split(self.images, self.config.data.validation, self.config.seed)
-        chosen = random.Random(self.config.seed).sample(rows, min(EXAMPLES, len(rows)))
-        images = [self.images.images[row] for row in sorted(chosen)]
-        batches = Batches(images, image, self.config, augment="none", on_skipped=self._skip)
-        normalize = normalizer(image, torch.device("cpu"))
-        return torch.cat([normalize(pixels) for pixels, _ in batches.fixed()])
+    def __init__(self, setup: Setup, out: Path, progress: TrainingProgress | None) -> None:
+        self.setup, self.out = setup, out
+        data = "" if setup.data is None else setup.data.fingerprint
+        self.progress = progress or TrainingProgress(data=data, start=setup.start, teacher=setup.teacher)
+        self.task, self.config, self.record = setup.task, setup.config, setup.record
+        self.reporter, self.context = setup.reporter, setup.context
 
-    def run(self, resume: bool, started: float) -> TrainingResult:
-        if resume:
-            self._resume()
-        batches = self._batches() if self.config.epochs else None  # may fail, so it comes before the files of a run
-        if not resume and self.context.is_main:
-            for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
-                old.unlink(missing_ok=True)
+    def resume(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Continue with the state of an unfinished run."""
+        if self.setup.data is not None and self.progress.data != self.setup.data.fingerprint:
+            raise RunError(
+                f"{self.config.data.source} has changed since {self.out} was started (files were added, removed, "
+                "renamed, exchanged or rewritten); restore it, or start again in another folder with --init"
+            )
+        try:
+            self.task.load_state(tensors)
+        except (KeyError, ValueError, RuntimeError, ModelError) as error:
+            reason = str(error).splitlines()[0].rstrip(": ")
+            raise RunError(f"cannot use {self.out / RESUME} ({reason}); train again with --overwrite") from None
+        if self.progress.scaler:
+            self.task.scaler.load_state_dict(self.progress.scaler)
+        self._update_record()
+        self.context.barrier()
+        if self.context.is_main:
+            start_metrics(self.out, self.progress.epochs_done)
+
+    def begin(self) -> None:
+        """Write the files of a new run; leave none of them if that fails."""
+        for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
+            old.unlink(missing_ok=True)
+        try:
             start_metrics(self.out, 0)
             if self.config.epochs:
                 save_progress(self.out, self.task.state(), self.progress)
             save_run(self.out, self.task.view, self.config, self.record)
+        except BaseException:
+            for name in (RESUME, WEIGHTS, METRICS):
+                (self.out / name).unlink(missing_ok=True)
+            raise
+
+    def run(self, started: float) -> TrainingResult:
+        """Train the remaining epochs, and return the result."""
+        view, data = self.task.view, self.setup.data
         images = validation = 0
-        if batches is not None:
-            train_batches, held = batches
-            images, validation = len(train_batches), len(held)
-            with plain_attention(self.task.view, self.task.view.device):
-                self._measure_start(held)
+        if self.setup.batches is not None:
+            train_batches, held = self.setup.batches
+            with plain_attention(view, view.device):
                 self._epochs(train_batches, held)
-                self._warn_of_loss(held)
+            images, validation = (len(each) - each.left_out() for each in (train_batches, held))
+            self._warn_of_results()
         if self.record.problem:
             how = "lower --lr or train longer" if self.config.epochs else "train it before you use its answers"
             self.reporter.warn(f"{self.record.problem}; {how}")
         if self.context.is_main:
             (self.out / RESUME).unlink(missing_ok=True)
-        view = self.task.view
+        skipped = set() if data is None else data.skipped
+        best = self.progress.best
         return TrainingResult(
             run=str(self.out),
             model=shown_model(self.record, view),
@@ -263,11 +207,16 @@ class _Training:
             parameters=sum(p.numel() for p in view.parameters()),
             images=images,
             validation_images=validation,
-            skipped=len(self.skipped),
-            account=self.images.account(self.skipped),
+            skipped=len(skipped),
+            account=self.setup.images.account(skipped),
             epochs=self.config.epochs,
             best_epoch=self.progress.best_epoch,
-            val_loss=self.progress.best_loss,
+            val_loss=None if best is None else best.loss,
+            val_top1=None if best is None else best.top1,
+            balanced_top1=None if best is None else best.counts.balanced,
+            top1_by_class=None if best is None else best.counts.by_class(self.record.classes),
+            start_top1=None if self.progress.start is None else self.progress.start.top1,
+            teacher_top1=None if self.progress.teacher is None else self.progress.teacher.top1,
             device=str(view.device),
             precision=str(self.task.dtype).removeprefix("torch."),
             seconds=round(time.perf_counter() - started, 3),
@@ -275,81 +224,36 @@ class _Training:
             log=f"tensorboard --logdir {self.out}" if self.config.epochs else "",
         )
 
-    def _resume(self) -> None:
-        tensors, progress = load_progress(self.out)
-        if progress.data != self.progress.data:
-            raise RunError(
-                f"{self.config.data.source} has changed since {self.out} was started (files were added, removed, "
-                "renamed, exchanged or rewritten); restore it, or start again in another folder with --init"
-            )
-        self.progress = progress
-        try:
-            self.task.load_state(tensors)
-        except (KeyError, ValueError, RuntimeError, ModelError) as error:
-            reason = str(error).splitlines()[0].rstrip(": ")
-            raise RunError(f"cannot use {self.out / RESUME} ({reason}); train again with --overwrite") from None
-        if self.progress.scaler:
-            self.task.scaler.load_state_dict(self.progress.scaler)
-        self._update_record(read_record(self.out)[1].remark)
-        self.context.barrier()
-        if self.context.is_main:
-            start_metrics(self.out, self.progress.epochs_done)
-
-    def _batches(self) -> tuple[Batches, Batches]:
-        config, images = self.config, self.images.images
-        rows, held = split(self.images, config.data.validation, config.seed)
-        kind = choose_augment(config.data.augment, config.data.source, self.record.image)
-        self.reporter.begin("reading images", len(images))
-
-        def make(chosen: Sequence[int], augment: str) -> Batches:
-            return Batches(
-                [images[row] for row in chosen],
-                self.record.image,
-                config,
-                augment=augment,
-                on_skipped=self._skip,
-                on_decoded=self.reporter.advance,
-                context=self.context,
-                pin=self.task.view.device.type == "cuda",
-            )
-
-        train_batches, validation = make(rows, kind), make(held, "none")
-        if not train_batches.steps():
-            raise DataError(
-                f"{config.data.source} leaves {counted(len(train_batches), 'image')} to train on (another "
-                f"{len(held)} select the checkpoint), fewer than a batch of {config.batch_size}; lower --batch-size"
-            )
-        return train_batches, validation
-
-    def _skip(self, why: str) -> None:
-        if why not in self.skipped:
-            self.skipped.add(why)
-            self.reporter.warn(f"left out: {why}")
-
-    def _measure_start(self, held: Batches) -> None:
-        """Measure the initial model in trained order, unless a resumed run has done so already."""
-        start = self.task.method.teacher or self.start
-        if start is not None and not self.progress.epochs_done:
-            self.progress = msgspec.structs.replace(self.progress, start_top1=self.task.in_trained_order(start, held))
-        self.start = None
-
-    def _warn_of_loss(self, held: Batches) -> None:
-        """Warn if validation is far below the accuracy in trained order of this model or of the initial one."""
-        found, bands = self.progress, self.task.bands
-        reference = max(self.task.in_trained_order(self.task.evaluated, held), found.start_top1 or 0.0)
-        if found.best_epoch is None or reference - found.best_top1 <= MUCH_LOST:
+    def _warn_of_results(self) -> None:
+        """Warn of classes without a correct answer, of lost accuracy, and of a checkpoint that is not the best one."""
+        best, bands, start = self.progress.best, self.task.bands, self.progress.start
+        if best is None:
             return
-        if self.record.method == "shared":
-            advice = ["train longer", "raise method_args.adapter_rank"]
-        else:
-            narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
-            advice = ["train longer", *(f"allow fewer orders (--bands {item})" for item in narrower[1:2])]
-            advice.append("let the blocks share their weights (--method shared), which makes all orders equal")
-        self.reporter.warn(
-            f"the best checkpoint has a top-1 of {found.best_top1:.3f} in the orders of {bands}, against "
-            f"{reference:.3f} in trained order{' before training' if reference == found.start_top1 else ''}; "
-            f"{', '.join(advice[:-1])}, or {advice[-1]}"
-        )
+        if missed := best.counts.missed(self.record.classes):
+            self.reporter.warn(f"{missed} for validation")
+        shuffles = best.in_order != best.top1
+        before = 0.0 if start is None or start.problem else start.top1
+        reference = max(best.in_order, before)
+        if reference - best.top1 > MUCH_LOST:
+            if self.record.method == "shared":
+                advice = ["train longer", "raise method_args.adapter_rank"]
+            elif shuffles:
+                narrower = [item for item in windows(bands.num_blocks) if bands.contains(item) and item != bands]
+                advice = ["train longer", *(f"allow fewer orders (--bands {item})" for item in narrower[1:2])]
+                advice.append("let the blocks share their weights (--method shared), which makes all orders equal")
+            else:
+                advice = ["train longer", "lower --lr"]
+            orders = f" in the orders of {bands}" if shuffles else ""
+            self.reporter.warn(
+                f"the best checkpoint has a top-1 of {best.top1:.3f}{orders}, against {reference:.3f} in trained order"
+                f"{' before training' if reference == before else ''}; {', '.join(advice[:-1])}, or {advice[-1]}"
+            )
+        if self.progress.last_top1 - best.top1 > MUCH_LOST:
+            self.reporter.warn(
+                f"the checkpoint chosen by cross-entropy (epoch {self.progress.best_epoch}) has "
+                f"{100 * (self.progress.last_top1 - best.top1):.0f} points less top-1 than the last one: "
+                f"{best.top1:.3f} instead of {self.progress.last_top1:.3f}; lower --lr, or raise optim.smoothing"
+            )
 
     def _epochs(self, train_batches: Batches, held: Batches) -> None:
         done = self.progress.epochs_done
@@ -359,14 +263,16 @@ class _Training:
                 looked_at = first_images(held.fixed(), self.task.normalize)
             for epoch in range(done + 1, self.config.epochs + 1):
                 metrics = self._epoch(epoch, train_batches, held)
-                values = {name: getattr(metrics, name) for name in SCALARS}
-                if looked_at is not None:
-                    values.update(curves(self.task.evaluated, self.task.bands, looked_at, self.config.seed))
-                if write is not None:
+                if write is not None:  # before the progress, so that a kill in between leaves no gap
+                    values = {name: getattr(metrics, name) for name in SCALARS}
+                    if looked_at is not None:
+                        values.update(curves(self.task.evaluated, self.task.bands, looked_at, self.config.seed))
                     write(values, epoch)
+                    self._save(metrics)
                 self.reporter.on_epoch(metrics, self.config.epochs)
 
     def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:
+        """Train and validate an epoch, and update the progress."""
         begin = time.perf_counter()
         before = self.progress
         epochs, steps = self.config.epochs, train_batches.steps()
@@ -378,118 +284,56 @@ class _Training:
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {kept}") from None
         trained = time.perf_counter() - begin
-        loss, top1 = self.task.validate(held)
-        if not math.isfinite(loss):
+        found = self.task.validate(held)
+        if not math.isfinite(found.loss):
             raise TrainingStopped(
-                f"the validation loss after epoch {epoch} is {loss}; lower --lr, now {self.config.optim.lr:g}; {kept}"
+                f"the validation loss after epoch {epoch} is {found.loss}; lower --lr, now {self.config.optim.lr:g}; "
+                f"{kept}"
             )
-        best = before.best_loss is None or loss < before.best_loss
-        self.progress = TrainingProgress(
+        is_best = before.best is None or found.loss < before.best.loss
+        self.progress = msgspec.structs.replace(
+            before,
             epochs_done=epoch,
-            best_epoch=epoch if best else before.best_epoch,
-            best_loss=loss if best else before.best_loss,
+            best_epoch=epoch if is_best else before.best_epoch,
+            best=found if is_best else before.best,
+            last_top1=found.top1,
             scaler=self.task.scaler.state_dict(),
-            best_top1=top1 if best else before.best_top1,
-            start_top1=before.start_top1,
-            data=before.data,
         )
-        metrics = Epoch(
+        self._update_record()
+        return Epoch(
             epoch=epoch,
             train_loss=train_loss,
-            val_loss=loss,
-            val_top1=top1,
+            val_loss=found.loss,
+            val_top1=found.top1,
             lr=lr,
             seconds=round(time.perf_counter() - begin, 3),
             images_per_second=round(seen / trained, 1),
-            best=best,
-        )
-        if best:
-            self._update_record(self._remark(loss, top1, len(held)))
-        if self.context.is_main:
-            append_metrics(self.out, metrics)
-            if best:
-                save_run(self.out, self.task.evaluated, self.config, self.record)
-            save_progress(self.out, self.task.state(), self.progress)
-        return metrics
-
-    def _remark(self, loss: float, top1: float, images: int) -> str:
-        """Return a remark if the best checkpoint only guesses, for example because the learning rate was too high."""
-        chance = 1 / len(self.record.classes)
-        if loss < -math.log(chance) or top1 > chance + ABOVE_CHANCE * math.sqrt(chance * (1 - chance) / images):
-            return ""
-        return (
-            f"the best checkpoint is no better than guessing (validation cross-entropy {loss:.3g}, guessing has "
-            f"{-math.log(chance):.3g}; top-1 {top1:.3f}): training diverged or was too short, with --lr "
-            f"{self.config.optim.lr:g} and {counted(self.config.epochs, 'epoch')}"
+            best=is_best,
         )
 
-    def _update_record(self, remark: str) -> None:
+    def _save(self, metrics: Epoch) -> None:
+        append_metrics(self.out, metrics)
+        if metrics.best:
+            save_run(self.out, self.task.evaluated, self.config, self.record)
+        save_progress(self.out, self.task.state(), self.progress)
+
+    def _update_record(self) -> None:
+        best = self.progress.best
+        if best is None:
+            return
         self.record = msgspec.structs.replace(
-            self.record, best_epoch=self.progress.best_epoch, val_loss=self.progress.best_loss, remark=remark
+            self.record,
+            best_epoch=self.progress.best_epoch,
+            val_loss=best.loss,
+            remark=self._remark(best) if best.is_guess else "",
+            unfinished=False,
         )
 
-
-def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) -> TrainConfig:
-    """Return the configuration with ``compile: auto`` resolved; warn if blocks cannot be compiled for a GPU."""
-    if config.compile != "auto":
-        return config
-    problem = compiler_problem() if device.type == "cuda" else ""
-    if problem:
-        warn(f"trains without compiled blocks, which is slower: {problem}; install it, or set compile: off")
-    return msgspec.structs.replace(config, compile=device.type == "cuda" and not problem)
-
-
-def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **changes))
-
-
-def _explain_default(method: str, model: ModelConfig, initial: InitialWeights, reporter: Reporter) -> None:
-    if method == "shared" and not initial.view.shares_weights:
-        reporter.note(
-            "method shared: one block for all steps; its teacher is the initial model, which was trained in one order; "
-            "--method anyorder keeps different blocks and loses more accuracy"
+    def _remark(self, best: Validation) -> str:
+        """Return a remark on a checkpoint that only guesses, for example because the learning rate was too high."""
+        counts = best.counts
+        return (
+            f"the best checkpoint is no better than guessing (validation cross-entropy {best.loss:.3g}, guessing has "
+            f"{counts.chance_loss:.3g}; top-1 {best.top1:.3f}, the largest class has {counts.chance:.3f}): training "
+            f"diverged or was too short, with --lr {self.config.optim.lr:g} and {counted(self.config.epochs, 'epoch')}"
         )
-    elif not initial.trained and model.has_weights and initial.bands is None:
-        reporter.warn(
-            "the classifier is new, so there is no trained start, and pretrained blocks lose accuracy when they are "
-            "shuffled: train with --method sequential first, then train the run that this writes (--init)"
-        )
-
-
-def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:
-    """Return the configured bands, the bands of the initial run, or the method's default, in this order."""
-    if config.bands is not None:
-        return config.block_bands(initial.view.num_blocks)
-    return method.default_bands(initial.view) if initial.bands is None else initial.bands
-
-
-def _image_in_force(config: TrainConfig, initial: InitialWeights) -> ImageSpec:
-    """Return the preprocessing of the initial model, overridden by the configuration."""
-    data = config.data
-    changes: dict[str, Any] = {"crop_pct": data.crop_pct, "interpolation": data.interpolation}
-    if data.exif_orientation is not None:
-        changes["exif_orientation"] = data.exif_orientation or msgspec.UNSET
-    return msgspec.structs.replace(
-        initial.image, **{name: value for name, value in changes.items() if value is not None}
-    )
-
-
-def _in_force(
-    config: TrainConfig, method: Method, initial: InitialWeights, bands: Bands, image: ImageSpec
-) -> TrainConfig:
-    """Return the configuration with the defaults of the model and the method filled in."""
-    optim = config.optim
-    if optim.lr is None:
-        rate = default_rate(initial.model, method, from_weights=config.model.has_weights)
-        optim = msgspec.structs.replace(optim, lr=rate)
-    if optim.average == "auto":
-        optim = msgspec.structs.replace(optim, average=method.average)
-    name = config.model.name if is_hub(config.model.name) else initial.model  # of the run that init names
-    return msgspec.structs.replace(
-        config,
-        data=msgspec.structs.replace(config.data, exif_orientation=image.exif_orientation is True),
-        model=msgspec.structs.replace(config.model, name=name),
-        bands=None if config.bands is None and initial.bands is None and bands.is_one else bands.to_json(),
-        optim=optim,
-        method_args=msgspec.to_builtins(method.settings),
-    )

@@ -71,16 +71,44 @@ def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserve_rng_state() -> Iterator[None]:
-    """Restore the global random states and torch's number of threads on exit."""
-    states = random.getstate(), np.random.get_state(), torch.get_num_threads()
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+def own_torch_state() -> Iterator[None]:
+    """Undo the modes of the caller that would change results, and restore its random states and threads on exit.
+
+    The modes are gradients, inference, autocast, the default type, and the default device.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_num_threads(), torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.device("cpu"))
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
             torch.set_num_threads(states[2])
+            torch.set_default_dtype(states[3])
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from ``seed``, and restore the random states on exit; those of GPUs do not change."""
+    generator = torch.default_generator
+    states = random.getstate(), np.random.get_state(), generator.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        generator.set_state(states[2])
 
 
 def seed_epoch(seed: int, epoch: int) -> None:

@@ -57,6 +57,13 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     epochs: int
     best_epoch: int | None
     val_loss: float | None
+    val_top1: float | None
+    balanced_top1: float | None
+    """Mean of the accuracies of the classes, on the validation images."""
+    top1_by_class: dict[str, float] | None
+    start_top1: float | None
+    """Accuracy of the initial model in trained order, if it was trained on these classes."""
+    teacher_top1: float | None
     device: str
     precision: str
     seconds: float

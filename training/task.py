@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
 
+import timm.layers
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import TrainingStopped
+from ls_edge.core.errors import TrainingStopped, UsageError
+from ls_edge.core.text import counted
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batch, Batches, normalizer
 from ls_edge.training.distributed import DistributedContext
@@ -27,8 +29,11 @@ from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import make_averaged_model, make_optimizer, make_schedule
 from ls_edge.training.precision import autocast, choose_precision
-from ls_edge.training.runs.teacher import TeacherCriterion, open_teacher
+from ls_edge.training.runs.teacher import Teacher, TeacherCriterion
+from ls_edge.training.validation import Validation, validate
 
+_layers: Any = timm.layers  # it re-exports its classes without declaring them
+_RANDOM = (nn.modules.dropout._DropoutNd, _layers.DropPath, _layers.PatchDropout)
 CHECK_EVERY = 16
 """Steps between checks of the loss, which wait for the device; a larger number detects NaN later."""
 
@@ -61,17 +66,25 @@ class TrainingTask:
         record: RunRecord,
         bands: Bands,
         context: DistributedContext,
+        teacher: Teacher | None,
     ) -> None:
-        """Prepare to train ``view`` on its device, and open the teacher that the configuration names."""
+        """Prepare to train ``view`` on its device; raise :class:`UsageError` if parts would change the result."""
         self.view, self.method, self.config, self.bands, self.context = view, method, config, bands, context
         device = view.device
         self.dtype = choose_precision(config.precision, device)
         self.normalize = normalizer(record.image, device)
         self._optimizer = make_optimizer(view, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
-        self._teacher = open_teacher(config.teacher, record.classes, device, self.dtype) if config.epochs else None
+        self._teacher = teacher
+        why = whole_batch_only(view)
+        if why and max(config.accumulate, context.world_size) > 1:
+            raise UsageError(
+                f"{record.model}: {why}, so {counted(config.accumulate, 'part')} in "
+                f"{counted(context.world_size, 'process', 'processes')} would not give the result of one; to save "
+                "memory, recompute activations (--set checkpointing=true)"
+            )
         criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
-        if self._teacher is not None:
+        if teacher is not None:
             criterion = TeacherCriterion(criterion, config.teacher)
         self._loss: PlanLoss | DistributedDataParallel = PlanLoss(view, method, criterion)
         if context.world_size > 1:
@@ -105,13 +118,17 @@ class TrainingTask:
         seen, rate = 0, 0.0
         self.view.train()
         for step, batch in enumerate(batches.epoch(epoch), (epoch - 1) * steps):
+            total = int(self.context.sum(torch.tensor(len(batch.labels))))
+            if not total:  # no image of the batch can be decoded
+                on_step(None)
+                continue
             schedule.step_update(step)
             rate = float(self._optimizer.param_groups[0]["lr"])
             plan = self.method.draw(self.bands, config.seed, step, step / (config.epochs * steps))
-            loss = self._step(batch, plan)
+            loss = self._step(batch, plan, total)
             if self._averaged is not None:
                 self._averaged.update_parameters(self.view)
-            seen += len(batch[1]) * self.context.world_size
+            seen += total
             unchecked.append((step, plan, rate, loss))
             if len(unchecked) == CHECK_EVERY or step == epoch * steps - 1:
                 losses += self._check(unchecked)
@@ -119,26 +136,31 @@ class TrainingTask:
                 on_step(sum(losses) / len(losses))
             else:
                 on_step(None)
-        if unchecked:  # fewer batches than steps, because batches without a decodable image were skipped
+        if unchecked:
             losses += self._check(unchecked)
-        return sum(losses) / max(1, len(losses)), rate, seen
+        if not seen:
+            raise batches.all_unreadable()
+        return sum(losses) / len(losses), rate, seen
 
-    def _step(self, batch: Batch, plan: StepPlan) -> Tensor:
-        pixels, labels = batch
-        parts = min(self.config.accumulate, len(labels))
+    def _step(self, batch: Batch, plan: StepPlan, total: int) -> Tensor:
+        """Return this process's part of the mean loss of ``total`` images, times the number of processes."""
+        pixels, labels, places = batch
+        if not places:  # a black image without a weight takes part in what all processes do together
+            pixels, labels, places = pixels.new_zeros(1, *pixels.shape[1:]), labels.new_zeros(1), (0,)
         losses: list[Tensor] = []
         self._optimizer.zero_grad(set_to_none=True)
-        chunks = list(zip(pixels.chunk(parts), labels.chunk(parts), strict=True))
-        for index, (some, some_labels) in enumerate(chunks):
-            targets = some_labels.to(self.view.device, non_blocking=True)
+        chunks = torch.arange(len(places)).chunk(min(self.config.accumulate, len(places)))
+        for index, rows in enumerate(chunks):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            targets = labels[part].to(self.view.device, non_blocking=True)
             if self._teacher is not None:
-                targets = self._teacher.targets(some, targets)
+                targets = self._teacher.targets(pixels[part], targets)
             with contextlib.ExitStack() as stack:
                 if isinstance(self._loss, DistributedDataParallel) and index < len(chunks) - 1:
                     stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all parts
                 with autocast(self.view.device, self.dtype):
-                    loss = self._loss(self.normalize(some), targets, plan)
-                loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
+                    loss = self._loss(self.normalize(pixels[part]), targets, replace(plan, places=places[part]))
+                loss = loss * (min(len(rows), len(batch.places)) * self.context.world_size / total)
                 self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         if self.config.optim.clip is not None:
@@ -159,33 +181,10 @@ class TrainingTask:
                 )
         return values
 
-    def validate(self, batches: Batches) -> tuple[float, float]:
-        """Return the mean cross-entropy and top-1 over the images and the method's arrangements."""
+    def validate(self, batches: Batches) -> Validation:
+        """Return the results of the method's arrangements."""
         arrangements = self.method.validation(self.bands, self.config.validation_orders, self.config.seed)
-        return self._measure(self.evaluated, arrangements, batches)
-
-    def in_trained_order(self, view: BlockView, batches: Batches) -> float:
-        """Return the top-1 of a model in trained order."""
-        return self._measure(view, [Arrangement.plain(range(view.num_blocks))], batches)[1]
-
-    def _measure(self, view: BlockView, arrangements: Sequence[Arrangement], batches: Batches) -> tuple[float, float]:
-        """Return the mean cross-entropy and top-1 over the images and arrangements."""
-        view, device = view.eval(), self.view.device
-        loss, correct, count = 0.0, 0, 0
-        for pixels, labels in batches.fixed():
-            targets = labels.to(device)
-            with torch.inference_mode(), autocast(device, self.dtype):
-                tokens = view.stem(self.normalize(pixels))
-                for arrangement in arrangements:
-                    logits = view.head(apply(arrangement, tokens, view.block)).float()
-                    loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
-                    correct += int((logits.argmax(1) == targets).sum())
-            count += len(labels) * len(arrangements)
-        sums = torch.tensor([loss, correct, count], dtype=torch.float64, device=device)
-        loss, right, seen = self.context.sum(sums).tolist()
-        if not seen:
-            raise batches.all_unreadable()
-        return loss / seen, right / seen
+        return validate(self.evaluated, arrangements, batches, self.normalize, self.dtype, self.context)
 
     def state(self) -> dict[str, Tensor]:
         """Return weights, the optimizer's moments, and averaged weights by name."""
@@ -214,3 +213,15 @@ class TrainingTask:
         if moments:
             groups = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def whole_batch_only(view: nn.Module) -> str:
+    """Return why a model needs all images of a batch at once, or an empty string."""
+    for module in view.modules():
+        name = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"{name} normalizes by the images of a batch"
+        share = next((float(getattr(module, key, 0.0) or 0.0) for key in ("p", "drop_prob", "prob")), 0.0)
+        if isinstance(module, _RANDOM) and share:
+            return f"{name} draws random numbers for a batch (rates in model.args, or method_args.dropout)"
+    return ""

@@ -65,7 +65,7 @@ def evaluate(
             def tell(done: int, count: int = len(some), text: str = counted(len(orders), "order")) -> None:
                 on_progress(done, count, text)
 
-            found = measure(opened.blocks, opened.batches(some), plan, on_batch=tell)
+            found = measure(opened.blocks, opened.batches(some), plan, opened.record.classes, on_batch=tell)
             in_force = opened.settings(some, plan.bands)
             in_force |= {"keep": list(plan.keep), "block_runs": blocks_to_run(orders)}
             results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=in_force))

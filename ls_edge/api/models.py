@@ -19,6 +19,7 @@ from ls_edge.core.bundle import Bundle, Manifest, shared_groups
 from ls_edge.core.errors import DataError, RunError, printable
 from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnWarning, warn_in_python
+from ls_edge.data.content import Overlap
 from ls_edge.data.datasets import ImageRef, ImageSet, image_warnings, require_labels
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.requirements import require_import
@@ -49,10 +50,15 @@ class OpenedModel:
     warn: OnWarning = warn_in_python
     skipped: list[str] = field(default_factory=list)
     """Images of :meth:`batches` that could not be decoded."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Numbers of different images and of known ones in :meth:`images`."""
 
     def images(self, images: ImageSet) -> ImageSet:
-        """Return the images with the labels of the model; warn if it was trained on them."""
-        return images_for(images, self.record.trained_on, self.record.classes, self.asked.limit, self.warn)
+        """Return the images with the labels of the model; warn if it was trained on some."""
+        record = self.record
+        taken, overlap = images_for(images, record.trained_on, record.classes, self.asked.limit, self.warn)
+        self.counts.update(different=overlap.different, trained_on=overlap.known)
+        return taken
 
     def batches(self, images: ImageSet) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pixels and labels; warn about images that cannot be decoded, and leave them out."""
@@ -70,6 +76,7 @@ class OpenedModel:
             "data": printable(images.source),
             "part": images.part,
             "account": images.account(self.skipped),
+            **self.counts,
             "model": self.model,
             "weights": self.weights,
             "method": self.record.method,
@@ -83,11 +90,12 @@ class OpenedModel:
 
 def images_for(
     images: ImageSet, trained_on: str, classes: Sequence[str], limit: int | None, warn: OnWarning
-) -> ImageSet:
-    """Return the images with the labels of a model; warn if it was trained on them, or a class has no images."""
-    for text in image_warnings(images, trained_on):
+) -> tuple[ImageSet, Overlap]:
+    """Return the images with the labels of a model; warn if it was trained on some, or a class has no images."""
+    for text in image_warnings(images):
         warn(text)
-    return require_labels(images, classes).take(limit)
+    taken = require_labels(images, classes).take(limit)
+    return taken, Overlap.of(taken, trained_on, warn)
 
 
 def is_bundle(path: Path) -> bool:
@@ -127,14 +135,14 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
     import torch
 
     from ls_edge.training.models.torch_blocks import TorchBlocks
-    from ls_edge.training.precision import choose_device, choose_precision, choose_threads, preserve_rng_state
+    from ls_edge.training.precision import choose_device, choose_precision, choose_threads, own_torch_state
     from ls_edge.training.runs.checkpoint import load_run, shown_model
 
     chosen = choose_device(settings.device)
     dtype = choose_precision(settings.precision, chosen)
-    run = load_run(folder, chosen)
-    r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
-    about = (r, shown_model(r, run.view), run.weights_sha256, run.bands, run.view.owners, engine, settings, warn)
-    with preserve_rng_state():
+    with own_torch_state():
+        run = load_run(folder, chosen)
+        r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
+        about = (r, shown_model(r, run.view), run.weights_sha256, run.bands, run.view.owners, engine, settings, warn)
         torch.set_num_threads(choose_threads(settings.threads, run.view))
         yield OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

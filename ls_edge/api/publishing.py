@@ -16,6 +16,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import ask_hub, check_folder, hub_library, hub_repository, is_hub, local_folder
 from ls_edge.core.text import byte_size, counted, show_percent
+from ls_edge.data.datasets import is_timm_name
 from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.card import model_card
@@ -71,7 +72,7 @@ def publish(source: str | Path, to: str | Path) -> Published:
         card = model_card(name, **described, timm_problem=problem)
         (target / CARD).write_text(card, encoding="utf-8")
         if described["evaluation"] is not None:
-            shutil.copyfile(folder / EVALUATION, target / EVALUATION)
+            (target / EVALUATION).write_bytes(msgspec.json.encode(described["evaluation"]))
         files = sorted(path for path in target.rglob("*") if path.is_file())
         where = _upload(target, str(to), name) if is_hub(to) else printable(to)
         return Published(
@@ -85,7 +86,7 @@ def publish(source: str | Path, to: str | Path) -> Published:
 
 
 def _evaluation(folder: Path, weights: str) -> Evaluation | None:
-    """Return the evaluation in a folder; raise :class:`DataError` if it is not of these ``weights``."""
+    """Return the evaluation in a folder, without local paths; raise :class:`DataError` if not of these ``weights``."""
     path = folder / EVALUATION
     if not path.is_file():
         return None
@@ -98,20 +99,26 @@ def _evaluation(folder: Path, weights: str) -> Evaluation | None:
             f"{path} has the results of another model, or of this one before it was trained again; write it again with "
             f"'ls-edge eval {folder} --data DATA --json', or remove it"
         )
-    return found
+    settings = {**found.settings, "of": folder.name, "account": {}}
+    data = str(settings.get("data", ""))
+    if not is_timm_name(data):
+        settings["data"] = Path(data).name
+    return msgspec.structs.replace(found, settings=settings)
 
 
 def _write_run(folder: Path, target: Path) -> tuple[dict[str, Any], str]:
     """Write a run; return its description for the card, and the reason if timm cannot load the plain model."""
     require_import("publishing a run", ("torch", "timm", "safetensors"), "train")
+    from ls_edge.training.precision import own_torch_state
     from ls_edge.training.runs.checkpoint import load_run, shown_model
     from ls_edge.training.runs.published import write_published
 
-    run = load_run(folder)
-    evaluation = _evaluation(folder, run.weights_sha256)
-    problem = write_published(run, target)
-    view = run.view
-    flops, block = view.count_flops()
+    with own_torch_state():
+        run = load_run(folder)
+        evaluation = _evaluation(folder, run.weights_sha256)
+        problem = write_published(run, target)
+        view = run.view
+        flops, block = view.count_flops()
     cost = {
         "parameters": f"{sum(p.numel() for p in view.parameters()) / 1e6:.2f} million",
         "operations": f"{flops / 1e9:.3g} GFLOPs per image, {show_percent(block / flops)} in each block",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
     from ls_edge.training.progress import OnEpoch, Reporter, TrainingResult
 
+FREE = ("workers", "cache_mb")
+"""Settings of the data that a resumed run may change, since they do not change the result."""
+
 
 def train(
     data: str | None = None,
@@ -106,7 +109,7 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
     from ls_edge.training.methods.registry import make_method
 
     own = _own_settings(out)
-    for name in sorted(named - {"data.workers"}):
+    for name in sorted(named - {f"data.{free}" for free in FREE}):
         value: Any = asked
         was: Any = own
         for step in name.split("."):
@@ -121,10 +124,10 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
 
 
 def resumed_settings(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:
-    """Return the settings of the run ``out``; workers are those ``asked`` if ``named`` has them."""
+    """Return the settings of the run ``out``; those of :data:`FREE` are the ``asked`` ones if they are ``named``."""
     own = _own_settings(out)
-    workers = asked.data.workers if "data.workers" in named else own.data.workers
-    return msgspec.structs.replace(own, data=msgspec.structs.replace(own.data, workers=workers))
+    changes = {free: getattr(asked.data, free) for free in FREE if f"data.{free}" in named}
+    return msgspec.structs.replace(own, data=msgspec.structs.replace(own.data, **changes))
 
 
 def _own_settings(out: Path) -> TrainConfig:

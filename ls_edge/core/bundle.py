@@ -135,7 +135,7 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: PartFiles
     verified: dict[str, Any] = {}
     trained_on: str = ""
-    """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
+    """Training images (:class:`ls_edge.data.content.KnownImages`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
     """Groups of blocks within which the order may change (``ls_edge.core.bands``); unset for a single group."""
     folded: Folded | msgspec.UnsetType = msgspec.UNSET

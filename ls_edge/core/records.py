@@ -287,8 +287,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 class RunContext(RunFacts, frozen=True, kw_only=True):
     """All facts about a run that its records do not contain."""
 
-    classes: int | None = None
-    """Number of classes; its inverse is the accuracy of a guess."""
+    classes: Sequence[str] = ()
+    """Names of the model's classes."""
     peers: Mapping[str, PeerContext] = {}
     preprocess_ms: Sequence[float] = ()
 

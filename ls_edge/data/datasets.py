@@ -19,7 +19,6 @@ An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixe
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.resources
 import math
 import re
@@ -112,16 +111,6 @@ class ImageSet:
             "unreadable": left_out,
         }
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the sorted names, equal for a folder and a tar of it and with repeated images."""
-        names = sorted({unicodedata.normalize("NFC", image.name) for image in self.images})
-        return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def fingerprint(self) -> str:
-        """Return a digest of names and sizes, which changes if images are added, removed, renamed, or exchanged."""
-        lines = sorted(f"{image.name}\0{getattr(image.read, 'size', '')}" for image in self.images)
-        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
     def labels_for(self, model_classes: Sequence[str]) -> list[int | None]:
         """Return the label of each image as an index into ``model_classes``, matched by name, or None without a label.
 
@@ -204,17 +193,9 @@ def describe_ignored(reasons: Mapping[str, int]) -> str:
     return f"; {counted(sum(reasons.values()), 'file')} ignored: {listed}"
 
 
-def image_warnings(images: ImageSet, trained_on: str) -> list[str]:
-    """Return warnings about images that a model was trained on, class folders without images, and ambiguous names.
-
-    ``trained_on`` is the digest of the model's training images, or empty if unknown. There is no warning about a
-    held-out split, even if the names are equal.
-    """
+def image_warnings(images: ImageSet) -> list[str]:
+    """Return warnings about class folders without images, and about ambiguous names."""
     found: list[str] = []
-    if images.part != "val" and trained_on and images.digest() == trained_on:
-        found.append(
-            f"the model was trained on the images of {images.source}, so its accuracy on them says little; use others"
-        )
     if names := images.empty_classes:
         found.append(
             f"{images.source}: {_some(names)} {'has' if len(names) == 1 else 'have'} no images and "

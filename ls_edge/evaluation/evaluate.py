@@ -89,6 +89,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     position_accuracy: float | None
     """Accuracy of the slots that blocks predict; None if the method does not predict slots."""
     images: int
+    chance: float = 0.0
+    """Accuracy of the best constant answer."""
+    balanced_top1: float = 0.0
+    """Mean of the accuracies of the classes, in trained order."""
+    top1_by_class: dict[str, float] = {}
+    """Accuracy of each class that has images, in trained order."""
+    arbitrary_by_class: dict[str, float] = {}
+    """The same as means over the random orders."""
     arrangements: list[TrackAccuracy] | None = None
     """Accuracies by shape of the waves, if requested."""
     models: Models | None = None
@@ -109,6 +117,7 @@ def evaluate(
     model: BlockModel,
     batches: Iterable[LabeledImages],
     plan: EvaluationOrders,
+    classes: Sequence[str] = (),
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
@@ -121,6 +130,7 @@ def evaluate(
     images = measure_orders(model, batches, [scores, slots, tracks], owners=owners, on_batch=on_batch)
     top1: dict[Order, float] = {order: scores.top1(order) for order in scores.orders}
     random = np.array([top1[order] for order in uniform])
+    counts = [scores.counts(orders) for orders in ([tuple(range(plan.num_blocks))], uniform)]
     return Evaluation(
         sequential=SequentialAccuracy(top1[tuple(range(plan.num_blocks))]),
         arbitrary=Arbitrary(
@@ -130,6 +140,10 @@ def evaluate(
             top1_worst=float(random.min()),
             orders=plan.settings.orders,
         ),
+        chance=counts[0].chance,
+        balanced_top1=counts[0].balanced,
+        top1_by_class=counts[0].by_class(classes),
+        arbitrary_by_class=counts[1].by_class(classes),
         kept={
             str(keep): _kept(*([top1[order] for order in plan.subsets(keep, shuffled=how)] for how in (False, True)))
             for keep in plan.keep
@@ -201,9 +215,15 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     def mean(values: Iterable[float]) -> float:
         return float(np.mean(list(values)))
 
+    def by_class(shares: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {name: mean(one[name] for one in shares) for name in shares[0]}
+
     return msgspec.structs.replace(
         first,
         sequential=SequentialAccuracy(mean(tops)),
+        balanced_top1=mean(item.balanced_top1 for item in evaluations),
+        top1_by_class=by_class([item.top1_by_class for item in evaluations]),
+        arbitrary_by_class=by_class([item.arbitrary_by_class for item in evaluations]),
         arbitrary=Arbitrary(
             top1_mean=mean(means),
             top1_std=pooled((a.orders, a.top1_mean, a.top1_std) for a in (item.arbitrary for item in evaluations)),

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.core.errors import DataError
+from ls_edge.evaluation.classes import ClassCounts
 
 Order = tuple[int, ...]
 LabeledImages = tuple[np.ndarray, np.ndarray]
@@ -95,7 +96,7 @@ class Scores(Measure):
 
     def __init__(self, orders: Iterable[Order]) -> None:
         self.orders = dict.fromkeys(orders)
-        self._right = dict.fromkeys(self.orders, 0)
+        self._counts: dict[Order, Floats] = {}
         self._loss = {order: Mean() for order in self.orders}
 
     def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
@@ -103,14 +104,22 @@ class Scores(Measure):
         self._labels = labels
 
     def add(self, order: Order, logits: np.ndarray) -> None:
-        """Count correct answers."""
-        self._right[order] += int((logits.argmax(axis=1) == self._labels).sum())
+        """Count images, correct answers, and answers by class."""
+        named, classes = logits.argmax(axis=1), logits.shape[1]
+        numbers = (self._labels, self._labels[named == self._labels], named)
+        counted = np.array([np.bincount(each, minlength=classes) for each in numbers], np.float64)
+        self._counts[order] = self._counts.get(order, np.zeros_like(counted)) + counted
         losses = -log_softmax(logits)[np.arange(len(self._labels)), self._labels]
         self._loss[order].add(float(losses.sum()), len(self._labels))
 
     def top1(self, order: Order) -> float:
         """Return the accuracy of an order."""
-        return self._right[order] / self._loss[order].count
+        return float(self._counts[order][1].sum()) / self._loss[order].count
+
+    def counts(self, orders: Sequence[Order]) -> ClassCounts:
+        """Return the counts by class, as means over some orders."""
+        images, right, answers = np.mean([self._counts[order] for order in orders], axis=0).tolist()
+        return ClassCounts(tuple(map(int, images)), tuple(right), tuple(answers))
 
     def loss(self, order: Order) -> float | None:
         """Return the mean cross-entropy of an order in nats."""

@@ -27,6 +27,7 @@ from ls_edge.core.records import (
     RunFacts,
     holder_times,
 )
+from ls_edge.evaluation.classes import ClassCounts, missed_line
 from ls_edge.evaluation.orders import kendall_tau
 
 Floats = npt.NDArray[np.float64]
@@ -114,10 +115,19 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
     images: int
     """Number of distinct images among the answers with labels."""
     chance: float | None
+    """Accuracy of the best constant answer."""
+    balanced_top1: float | None
+    """Mean of the accuracies of the classes."""
+    top1_by_class: dict[str, float]
     order_tau: float | None
     """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
     accuracy_by_skips: tuple[SkipAccuracy, ...]
     errors: dict[str, int]
+
+    @property
+    def missed(self) -> str:
+        """One line about classes without a correct answer; empty without any."""
+        return missed_line([name for name, share in self.top1_by_class.items() if not share], self.answered)
 
     @property
     def distrust(self) -> str:
@@ -142,6 +152,7 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
     tally = Tally()
     for record in answers:
         tally.add(record.label, record.prediction, record.image)
+    counts = _class_counts(answers, len(context.classes))
     skipped = [len(record.skipped) for record in answers]
     reasons = Counter(record.why_skipped for record in answers if record.why_skipped)
     facts = {name: getattr(context, name) for name in RunFacts.__struct_fields__}
@@ -165,7 +176,9 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         duration_s=(last - first) / 1e6 if records else None,
         top1_interval=tally.interval,
         images=len(tally.images),
-        chance=1 / context.classes if context.classes else None,
+        chance=None if counts is None else counts.chance,
+        balanced_top1=None if counts is None else counts.balanced,
+        top1_by_class={} if counts is None else counts.by_class(context.classes),
         order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
         errors=dict(Counter(error_type(record.error) for record in records if record.error is not None).most_common()),
@@ -297,6 +310,15 @@ def _peers(
             wire_ms_p50=_median_ms(hops_us[name]),
         )
     return result
+
+
+def _class_counts(answers: Sequence[RequestRecord], classes: int) -> ClassCounts | None:
+    """Return the counts by class of the answers with labels; None without any."""
+    pairs = [(one.label, one.prediction) for one in answers if one.label is not None and one.prediction is not None]
+    if not pairs or not classes:
+        return None
+    labels, named = np.array(pairs).T
+    return ClassCounts.of(labels, named, classes)
 
 
 def _by_skips(answers: Sequence[RequestRecord]) -> tuple[SkipAccuracy, ...]:

@@ -61,9 +61,12 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
     rows = [("all", evaluation.sequential.top1, a.top1_mean, spread)]
     rows += [(f"{keep} of {num_blocks}", kept.sequential, kept.arbitrary, "") for keep, kept in evaluation.kept.items()]
     table = "".join(f"| {kept} | {one:.3f} | {other:.3f} | {more} |\n" for kept, one, other, more in rows)
+    s = evaluation.settings
+    different, known = int(s.get("different", evaluation.images)), int(s.get("trained_on", 0))
+    warning = f" The model was trained on {known:,} of these images, so this says little." if known else ""
     return (
-        f"Top-1 on {counted(evaluation.images, 'image')} of `{evaluation.settings.get('data', 'unknown data')}`, with "
-        f"{counted(a.orders, 'random order')} within `{format_bands(evaluation.settings['bands'])}`:\n\n"
+        f"Top-1 on {counted(different, 'different image')} of `{s.get('data', 'unknown data')}`, with "
+        f"{counted(a.orders, 'random order')} within `{format_bands(s['bands'])}`.{warning}\n\n"
         "| blocks | trained order | random order | between orders (± sample deviation) |\n| --- | --- | --- | --- |\n"
         + table.rstrip()
     )

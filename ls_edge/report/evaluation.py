@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ls_edge.core.errors import printable
 from ls_edge.core.text import bands_text, counted, format_bands
+from ls_edge.evaluation.classes import missed_line
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.spread import plus_minus
 from ls_edge.report.terminal import PlainTable, print_table
@@ -60,6 +61,11 @@ def evaluation_remarks(result: Evaluation) -> list[str]:
             else f"means over {counted(m.count, 'model')}; sample deviation between them {m.sequential_std:.3f} in "
             f"trained and {m.arbitrary_std:.3f} in random order"
         )
+    for order, shares in (("trained", result.top1_by_class), ("random", result.arbitrary_by_class)):
+        if missed := [name for name, share in shares.items() if not share]:
+            remarks.append(f"{missed_line(missed, result.images)}, in {order} order")
+    if result.sequential.top1 <= result.chance < 1:
+        remarks.append(f"no better than guessing: always answering the largest class has {result.chance:.3f}")
     if result.skipped:
         remarks.append(f"images left out because they cannot be decoded: {result.skipped:,}")
     return remarks

@@ -120,7 +120,7 @@ def comparison_table(runs: Sequence[tuple[str, RunSummary]]) -> Table:
     numbers = (">accuracy", ">answered", ">degraded", ">failed", ">p50", ">p95", ">throughput")
     table = PlainTable.of("run", *numbers)
     for name, run in runs:
-        bad = run.top1 is not None and run.chance is not None and run.top1 < 3 * run.chance
+        bad = run.top1 is not None and run.chance is not None and run.top1 <= run.chance < 1
         table.add_row(
             shorten(name, 60),
             Text(show_percent(run.top1), style="red" if bad else "bold"),

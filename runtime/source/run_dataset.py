@@ -111,7 +111,7 @@ def _context(
         method=manifest.method,
         policy=asked.policy,
         seed=asked.seed,
-        classes=len(manifest.classes),
+        classes=manifest.classes,
         peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.snapshot.peers.values()},
         settings={
             "concurrency": concurrency,

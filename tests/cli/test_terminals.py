@@ -123,7 +123,9 @@ def record(number, latency):
 @pytest.mark.parametrize("width", [1, 7, 20, 39])
 def test_tables_of_a_run_fit_any_width(width):
     summary = summarize(
-        [record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", PeerState.ALIVE)], RunContext(classes=10)
+        [record(n, 7.25) for n in range(3)],
+        [PeerEvent(0, "a", PeerState.ALIVE)],
+        RunContext(classes=tuple("0123456789")),
     )
     for terminal in (True, False):
         out = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)

@@ -110,7 +110,8 @@ def test_links_and_holes_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
         "subset/hard.png": b"one", "subset/soft.png": b"two",
     }  # fmt: skip
     assert content(top) == content(path) == wanted
-    assert open_data(str(top), "eval").digest() == open_data(str(path), "eval").digest()
+    names = [[image.name for image in open_data(str(source), "eval").images] for source in (top, path)]
+    assert names[0] == names[1]
 
 
 def test_a_sparse_member_has_its_zeros(tmp_path):

@@ -66,7 +66,7 @@ def test_statistics_of_a_small_run_are_exact():
     context = RunContext(
         bundle_id="id",
         policy="nearest",
-        classes=4,
+        classes=tuple("abcd"),
         seed=7,
         peers={"a": PeerContext((0, 1)), "b": PeerContext((1,), PeerState.LOST), "c": PeerContext((0,))},
         preprocess_ms=[1.0, 3.0],
@@ -95,7 +95,7 @@ def test_statistics_of_a_small_run_are_exact():
     assert summary.peers["a"].state == "alive"
     assert (summary.peers["b"].state, summary.peers["b"].lost) == ("lost", 1)
     assert (summary.peers["c"].requests, summary.peers["c"].busy) == (0, 0.0)
-    assert summary.chance == 0.25
+    assert (summary.chance, summary.top1_by_class) == (1.0, {"b": pytest.approx(2 / 3)})  # all are of one class
     assert summary.preprocess_ms.mean == 2.0
     assert summary.errors == {"BudgetExceeded": 1}
     assert [(row.skipped, row.answers, row.top1) for row in summary.accuracy_by_skips] == [(0, 2, 0.5), (1, 1, 1.0)]

@@ -114,7 +114,7 @@ def simulate(
         method="shuffle",
         policy=policy,
         seed=seed,
-        classes=10,
+        classes=tuple("0123456789"),
         peers={
             name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name, held in holdings.items()
         },

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,6 +26,7 @@ from ls_edge.training.config import to_yaml
 from ls_edge.training.loop import train
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
+from tests.training.colors import write_colors
 from tests.training.trainings import Silent, logits, metrics, weights
 
 settings = functools.partial(trainings.settings, args={"drop_rate": 0.1})
@@ -187,7 +190,7 @@ def test_data_with_too_few_images_or_classes_is_refused(tmp_path):
         (tmp_path / "few" / name).mkdir(parents=True)
         for index in range(4):
             Image.new("RGB", (16, 16), (index, 0, 0)).save(tmp_path / "few" / name / f"{index}.png")
-    with pytest.raises(DataError, match="leaves 7 images to train on"):
+    with pytest.raises(DataError, match="leaves 6 images to train on"):
         train(settings(str(tmp_path / "few")), tmp_path / "run", reporter=Silent())
     (tmp_path / "one" / "cat").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(tmp_path / "one" / "cat" / "0.png")
@@ -274,41 +277,42 @@ def test_a_run_at_chance_level_is_marked(tmp_path):
     good = Silent()
     train(settings(epochs=3, lr=3e-3), tmp_path / "good", reporter=good)
     assert load_run(tmp_path / "good").record.problem == ""
-    assert good.warnings == []
+    assert good.others == []
     train(settings(epochs=0), tmp_path / "untrained", reporter=good)
     assert load_run(tmp_path / "untrained").record.problem == ""
-    assert good.warnings == []
+    assert good.others == []
 
 
 def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     reporter = Silent()
     train(settings(method="sequential", epochs=6, optim={"lr": 4e-3}), tmp_path / "start", reporter=reporter)
-    assert not reporter.warnings
+    assert not reporter.others
     short = settings(init=str(tmp_path / "start"), epochs=1, optim={"lr": 1e-6})
     train(short, tmp_path / "run", reporter=reporter, model_named=False)
-    [warning] = reporter.warnings
+    [warning] = reporter.others
     start = reporter.epochs[-2].val_top1
-    assert f"against {start:.3f} in trained order" in warning
+    (reference,) = re.findall(r"against ([\d.]+) in trained order", warning)
+    assert float(reference) == pytest.approx(start, abs=0.02)
     assert f"a top-1 of {reporter.epochs[-1].val_top1:.3f} in the orders of 0-2" in warning
     assert "; train longer, or let the blocks share their weights (--method shared), which" in warning
     save_file(load_run(tmp_path / "start").view.weights(), tmp_path / "w.safetensors")
     reporter, elsewhere = Silent(), {"model": "vit_digits", "init": str(tmp_path / "w.safetensors")}
     train(settings(method="position", epochs=1, optim={"lr": 1e-6}, **elsewhere), tmp_path / "slots", reporter=reporter)
-    assert f"against {start:.3f} in trained order before training" in reporter.warnings[0]  # without the new modules
+    assert f"against {start:.3f} in trained order before training" in reporter.others[0]  # without the new modules
 
 
 def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
     def method(name, **flags):
         reporter = Silent()
         train(settings(method=None, epochs=1, **flags), tmp_path / name, reporter=reporter, model_named=False)
-        return load_run(tmp_path / name), reporter.warnings
+        return load_run(tmp_path / name), reporter.others
 
     train(settings(method="sequential", epochs=1), tmp_path / "start", reporter=Silent())
     start = {"init": str(tmp_path / "start"), "optim": {"lr": 1e-6}}
     shared, _ = method("shared", **start)
     assert (shared.record.method, shared.config.method, shared.view.shares_weights) == ("shared", "shared", True)
-    again, warnings = method("again", init=str(tmp_path / "shared"), optim={"lr": 1e-6})
-    assert (again.record.method, again.view.shares_weights, warnings) == ("shared", True, [])
+    again, _ = method("again", init=str(tmp_path / "shared"), optim={"lr": 1e-6})
+    assert (again.record.method, again.view.shares_weights) == ("shared", True)
     train(
         settings(method=None, epochs=0, init=str(tmp_path / "shared")),
         tmp_path / "same",
@@ -432,6 +436,94 @@ def edit(run, old, new):
     path = run / "config.yaml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
+
+
+def test_what_a_full_disk_leaves_of_a_start_may_be_repeated(tmp_path):
+    """A folder with weights but without settings would be neither a run nor a new one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(TrainingStopped, match=r"cannot write to .*run: File too large; check path and space"):
+            train(settings(epochs=1), tmp_path / "run", reporter=Silent())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_has_every_epoch_after_a_kill(tmp_path, monkeypatch):
+    """Whether the process is killed before or after an epoch is saved."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from ls_edge.training.loop import _Training
+
+    for moment in ("before", "after"):
+        out, save = tmp_path / moment, _Training._save
+
+        def killed(self, metrics, moment=moment, save=save):
+            if moment == "after":
+                save(self, metrics)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(_Training, "_save", killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(settings(epochs=3), out, reporter=Silent())
+        train(settings(epochs=3), out, reporter=Silent(), resume=True)
+        events = EventAccumulator(str(out))
+        events.Reload()
+        losses = [line["val_loss"] for line in metrics(out)]
+        scalars = events.Scalars("val_loss")
+        assert [event.step for event in scalars] == [1, 2, 3]
+        assert [event.value for event in scalars] == pytest.approx(losses)
+
+
+def test_a_checkpoint_with_less_accuracy_than_the_last_one_is_diagnosed_as_such(tmp_path, monkeypatch):
+    """Not as the price of orders, which ``sequential`` does not have."""
+    from ls_edge.evaluation.classes import ClassCounts
+    from ls_edge.training.task import TrainingTask
+    from ls_edge.training.validation import Validation
+
+    results = iter([(0.5, 62), (0.6, 69)])
+
+    def validate(self, batches):
+        loss, right = next(results)
+        rest = (0,) * 8
+        counts = ClassCounts((60, 40, *rest), (right - 10.0, 10.0, *rest), (50.0, 50.0, *rest))
+        return Validation(loss, counts, right / 100)
+
+    monkeypatch.setattr(TrainingTask, "validate", validate)
+    reporter = Silent()
+    train(settings(method="sequential"), tmp_path / "run", reporter=reporter)
+    [warning] = reporter.others
+    assert warning.startswith("the checkpoint chosen by cross-entropy (epoch 1) has 7 points less top-1 than the last")
+    assert "0.620 instead of 0.690" in warning
+
+
+def test_a_class_without_a_correct_answer_is_named_and_one_answer_is_a_guess(tmp_path):
+    """With 63 good and 12 defect, always answering good has 0.84, which is no better than guessing."""
+    data = write_colors(tmp_path / "data", (63, 12), names=("good", "defect"), noise=250)
+    reporter = Silent()
+    wide = settings(str(data), epochs=3, batch_size=16, method="sequential", lr=3e-3, changes=["data.validation=0.4"])
+    result = train(wide, tmp_path / "run", reporter=reporter)
+    assert (result.val_top1, result.balanced_top1) == (pytest.approx(25 / 30), 0.5)
+    assert result.top1_by_class == {"defect": 0.0, "good": 1.0}
+    assert any("no correct answer for 1 class ('defect') in 30 images" in text for text in reporter.warnings)
+    assert "no better than guessing" in load_run(tmp_path / "run").record.remark
+    found = ls_edge.evaluate(tmp_path / "run", str(data), orders=2, keep=(), bands="0/1/2", on_warning=print)
+    assert (found.chance, found.sequential.top1, found.balanced_top1) == (0.84, 0.84, 0.5)
+    assert found.top1_by_class == found.arbitrary_by_class == {"defect": 0.0, "good": 1.0}
+    assert "no correct answer for 1 class ('defect') in 75 images, in trained order" in str(found)
+    assert "no better than guessing: always answering the largest class has 0.840" in str(found)
+
+
+@pytest.mark.parametrize("cache_mb", [512, 0])
+def test_images_that_are_left_out_are_not_counted_with_the_others(tmp_path, cache_mb):
+    data = write_colors(tmp_path / "data", 30)
+    for path in list(data.rglob("*5.png")):
+        path.write_bytes(b"no image")
+    changes = [f"data.cache_mb={cache_mb}", "data.workers=0"]
+    result = train(settings(str(data), epochs=2, batch_size=16, changes=changes), tmp_path / "run", reporter=Silent())
+    assert (result.images + result.validation_images, result.skipped, result.account["unreadable"]) == (81, 9, 9)
 
 
 @pytest.mark.release

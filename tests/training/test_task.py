@@ -6,22 +6,13 @@ import msgspec
 import pytest
 import torch
 
-from ls_edge.training.loop import train, with_compiler
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
+from ls_edge.training.setup import with_compiler
 from tests.training import trainings
-from tests.training.trainings import SMALL, Silent, logits
+from tests.training.trainings import SMALL
 
 settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
-
-
-@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
-def test_accumulation_and_checkpointing_train_the_same(tmp_path, method):
-    plain = settings(batch_size=120, method=method)
-    train(plain, tmp_path / "plain", reporter=Silent())
-    for name, changes in (("parts", {"accumulate": 3}), ("again", {"checkpointing": True})):
-        train(msgspec.structs.replace(plain, **changes), tmp_path / name, reporter=Silent())
-        torch.testing.assert_close(logits(tmp_path / name), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
@@ -52,7 +43,7 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
     ],
 )
 def test_blocks_are_compiled_on_cuda_with_a_compiler(monkeypatch, asked, device, problem, compiles):
-    monkeypatch.setattr("ls_edge.training.loop.compiler_problem", lambda: problem)
+    monkeypatch.setattr("ls_edge.training.setup.compiler_problem", lambda: problem)
     warnings = []
     config = msgspec.structs.replace(settings(), compile=asked)
     assert with_compiler(config, torch.device(device), warnings.append).compile == compiles

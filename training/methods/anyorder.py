@@ -64,17 +64,12 @@ class AnyOrder(Shuffle):
         return StepPlan(tuple(_draw_arrangement(s, bands, reach, rng) for _ in range(s.groups)))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
-        """Return the mean loss of the groups.
-
-        The stem runs once. With ``n`` groups, group ``i`` takes every ``n``-th image from image ``i`` on, so that
-        processes split their shares of a batch in the same way as a single process splits the whole batch.
-        """
-        count, tokens = len(images), view.stem(images)
+        """Return the mean loss of the images, each in the arrangement of its group; the stem runs once."""
+        tokens = view.stem(images)
         losses: list[Tensor] = []
-        for group, arrangement in enumerate(plan.groups[:count]):
-            rows = slice(group, count, len(plan.groups))
+        for arrangement, rows in plan.parts(len(images)):
             logits = view.head(apply(arrangement, tokens[rows], view.block)).float()
-            losses.append(criterion(logits, targets[rows]) * len(logits) / count)
+            losses.append(criterion(logits, targets[rows]) * len(logits) / len(images))
         return torch.stack(losses).sum()
 
     def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:

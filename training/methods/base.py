@@ -57,6 +57,9 @@ class Method:
     def prepare(self, view: BlockView, images: Tensor) -> None:
         """Compute initial values of these modules from images ``[N, 3, H, W]`` of the data."""
 
+    def ignore_answers(self) -> None:
+        """Do not imitate the answers of the initial model, which are wrong for these images."""
+
     def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return the plan of a step, counted from 0; blocks change places only within their band."""
         return StepPlan.plain(range(bands.num_blocks))

@@ -34,16 +34,14 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: Literal["middle", "mean"] = "mean"
     """Initial weights of the shared block: those of the middle one of the replaced blocks, or the mean of all."""
     tokens: AtLeastZero = 1.0
-    """Weight of the squared error of the tokens after each step, relative to their mean square."""
+    """Weight of the squared error of an image's tokens after each step, relative to their mean square."""
     logits: Share = 0.5
     """Weight of the teacher's soft targets; the labels have the rest."""
     temperature: Positive = 2.0
     conditioning_lr: Positive = 1.0
     """Learning rate of norms, gates, and adapters relative to the model's; they have no weight decay."""
-    exits: Share = 0.7
-    """Probability that a step stops early, after three quarters of the slots or more. With 0.7 instead of 0.25, a ViT-S
-    has 0.855 instead of 0.835 without a quarter of the steps, and 0.891 with all at both (70 pixels; 98: 0.885 instead
-    of 0.862, and 0.913 instead of 0.922)."""
+    exits: Share = 0.25
+    """Probability that a step stops early, after three quarters of the slots or more (docs/choose.md)."""
     adapter_rank: Annotated[int, Meta(ge=0)] | None = None
     """Rank of the low-rank adapters of each slot for the linear layers; 0 for none, None for a quarter of the tokens'
     width, with which a ViT-S keeps an accuracy of 0.87 of 0.90 before training (rank 64: 0.82, rank 40: 0.69)."""
@@ -101,6 +99,10 @@ class SharedTrunk(Method):
 
         slots.imitate(repeated[0], {slot: teacher.blocks[slot] for slot in repeated}, run)
 
+    def ignore_answers(self) -> None:
+        """Imitate the tokens of the initial model, and learn the answers from the labels alone."""
+        self.settings = msgspec.structs.replace(self.settings, logits=0.0)
+
     def draw(self, bands: Bands, seed: int, step: int, progress: float = 1.0) -> StepPlan:  # noqa: ARG002
         """Return the trained order or its beginning, since the last slots have no block if peers drop out."""
         rng, num_blocks = step_rng(seed, step), bands.num_blocks
@@ -124,7 +126,8 @@ class SharedTrunk(Method):
                 wanted = teacher.block(slot, wanted, slot)
             if slot < len(order):
                 tokens, target = view.block(order[slot], tokens, slot), wanted.float()
-                errors.append((tokens.float() - target).square().mean() / target.square().mean())
+                error, size = (value.square().mean((1, 2)) for value in (tokens.float() - target, target))
+                errors.append((error / size).mean())  # a mean over images, so that parts of a batch add up
         with torch.no_grad():
             soft_targets = teacher.head(wanted)
         logits = view.head(tokens).float()

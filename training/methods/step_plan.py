@@ -7,7 +7,7 @@ distributed run draw the same plans, and the CPU never waits for the device to r
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,26 @@ class StepPlan:
     """Arrangements of one step, each of which runs an equal share of the images, forward and backward."""
 
     groups: tuple[Arrangement, ...]
+    places: tuple[int, ...] | None = None
+    """Place in the whole batch of each image of a part; None for a whole batch."""
 
     @classmethod
     def plain(cls, order: Sequence[int]) -> StepPlan:
         """Return a plan that runs the whole batch in one order."""
         return cls((Arrangement.plain(order),))
+
+    def parts(self, count: int) -> Iterator[tuple[Arrangement, slice | list[int]]]:
+        """Yield each arrangement with the rows of its images among ``count``.
+
+        Images take turns by their place in the whole batch, so parts of a batch and processes that share it run each
+        image in the same arrangement as a single process does.
+        """
+        places, groups = range(count) if self.places is None else self.places, len(self.groups)
+        for number, arrangement in enumerate(self.groups):
+            rows = [row for row, place in enumerate(places) if place % groups == number]
+            if rows:
+                even = range(rows[0], rows[-1] + 1, groups)  # as always unless an image cannot be decoded
+                yield arrangement, slice(even.start, even.stop, groups) if rows == list(even) else rows
 
     def to_json(self) -> list[Any]:
         """Return the arrangement, or a list of arrangements if there are several groups."""

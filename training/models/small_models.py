@@ -149,7 +149,7 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if not pretrained:
             raise ModelError(
-                f"{name} cannot be built with {args}: {reason}; change model.img_size or the model"
+                f"{name} cannot be built with {args}: {reason}; change model.args.img_size or the model"
             ) from None
         if unreachable and type(error).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
             reason = f"{unreachable} cannot be reached, and the weights are not in its cache"

@@ -27,6 +27,7 @@ from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.view import BlockView
+from ls_edge.training.validation import Judgement, Validation
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
@@ -73,15 +74,17 @@ class TrainingProgress(msgspec.Struct, frozen=True):
 
     epochs_done: int = 0
     best_epoch: int | None = None
-    best_loss: float | None = None
+    best: Validation | None = None
+    """Results of the best epoch."""
+    last_top1: float = 0.0
+    """Top-1 of the last epoch."""
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
-    best_top1: float = 0.0
-    """Top-1 of the best epoch in the method's validation."""
-    start_top1: float | None = None
-    """Top-1 of the initial model in trained order; None if it was not trained on these classes."""
+    start: Judgement | None = None
+    """Accuracy of the initial model in trained order; None if it was not trained on these classes."""
+    teacher: Judgement | None = None
     data: str = ""
-    """Fingerprint of the training images (:meth:`ls_edge.data.datasets.ImageSet.fingerprint`)."""
+    """Digest of the names and contents of the training images."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:

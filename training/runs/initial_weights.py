@@ -50,6 +50,8 @@ class InitialWeights:
     """Model of that run with its method's modules, if blocks, images, and classes are unchanged."""
     bands: Bands | None = None
     """Bands of that run for the kept blocks; None if it was trained in one order and does not set bands."""
+    run: LoadedRun | None = None
+    """That run."""
 
     @property
     def could_share(self) -> bool:
@@ -82,8 +84,6 @@ def make_initial_weights(
         return _from_run(load_run(config.init), config, classes, model_named=model_named, warn=warn)
     name, args = architecture(config.name)
     args = {**args, **config.args, "num_classes": len(classes)}
-    if config.img_size is not None:
-        args["img_size"] = config.img_size
     trained = False
     if config.pretrained:
         view = BlockView(create(config.name, pretrained=True, **args))
@@ -136,8 +136,6 @@ def _from_run(
                 f"{was}; leave it out{', or keep fewer of its blocks with --depth' if name == 'depth' else ''}"
             )
     args = {**record.model_args, **config.args, "num_classes": len(classes)}
-    if config.img_size is not None:
-        args["img_size"] = config.img_size
     view = build(record.model, args, record.kept)
     image = msgspec.structs.replace(record.image, size=view.image_size)
     everything = run.view.weights()
@@ -150,7 +148,7 @@ def _from_run(
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
     whole = _take(view, weights, str(run.folder), warn)
     kept = record.kept
-    in_order = record.method == "sequential" or not record.trained_on
+    in_order = record.method == "sequential" or record.best_epoch is None
     bands = None if run.config.bands is None and in_order else run.bands
     if config.depth is not None:
         chosen = evenly_spaced(view.num_blocks, config.depth)
@@ -159,7 +157,8 @@ def _from_run(
         kept = tuple(kept[index] for index in chosen)
     trained = whole and (record.best_epoch is not None or (run.config.model.has_weights and not record.remark))
     unchanged = whole and config.depth is None and view.image_size == run.view.image_size
-    return InitialWeights(view, record.model, args, kept, image, trained, added, run.view if unchanged else None, bands)
+    source = run.view if unchanged else None
+    return InitialWeights(view, record.model, args, kept, image, trained, added, source, bands, run)
 
 
 def _fitted(

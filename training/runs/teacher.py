@@ -24,7 +24,7 @@ from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import check_values
-from ls_edge.training.precision import autocast, preserve_rng_state
+from ls_edge.training.precision import autocast, seeded
 from ls_edge.training.runs.checkpoint import CONFIG, load_run
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
 
@@ -101,7 +101,7 @@ def open_teacher(
     """
     if config.model is None:
         return None
-    with preserve_rng_state():
+    with seeded(0):  # timm draws weights before it loads others
         is_run = Path(config.model).exists()
         model, settings = (_load_run if is_run else _create)(config.model, config, classes)
     return Teacher(model, **settings, device=device, dtype=dtype)

@@ -26,6 +26,7 @@ from ls_edge.core.errors import LsEdgeError, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import counted, name_blocks
+from ls_edge.data.content import Overlap
 from ls_edge.data.datasets import ImageSet, image_warnings, open_data
 from ls_edge.evaluation.run_summary import RunSummary, summarize
 from ls_edge.report.progress import RunProgress
@@ -203,7 +204,8 @@ def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> Imag
     """Return the images of a run; if the model is known, refuse other classes, and warn."""
     taken = images.take(limit)
     if bundle is not None:
-        warn_each(image_warnings(images, bundle.manifest.trained_on))
+        warn_each(image_warnings(images))
+        Overlap.of(taken, bundle.manifest.trained_on, warn)
         taken.labels_for(bundle.manifest.classes)
     return taken
 
@@ -250,6 +252,8 @@ def _remarks(measured: DatasetRun, summary: RunSummary) -> Iterator[str]:
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
         yield f"{counted(len(measured.skipped_images), 'image')} could not be used, the first is {name}: {why}"
+    if summary.missed:
+        yield summary.missed
     if summary.distrust:
         yield summary.distrust
     if summary.audit is not None and summary.audit.warning:

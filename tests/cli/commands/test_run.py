@@ -14,6 +14,7 @@ from PIL import Image
 
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
+from ls_edge.data.content import KnownImages, digests_of
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
@@ -339,13 +340,13 @@ def test_a_run_warns_if_the_model_was_trained_on_the_images(ls_edge, complaints,
         Image.new("L", (16, 16), 9 * int(label)).save(tmp_path / "data" / label / "a.png")
     bundle = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, bundle)
-    trained_on = open_data(str(tmp_path / "data"), "train").digest()
+    trained_on = KnownImages.of(digests_of(open_data(str(tmp_path / "data"), "train").images)).write()
     write_manifest(bundle, msgspec.structs.replace(Bundle.open(bundle).manifest, trained_on=trained_on))
     run = ["run", "--peers", peers.path, "--data", tmp_path / "data", "--limit", "5", "--bundle"]
     done = ls_edge.run(*run, bundle)
     assert done.returncode == 0, done.stderr
     (line,) = complaints(done)
-    assert f"the model was trained on the images of {tmp_path / 'data'}" in line
+    assert f"the model was trained on 2 of the 2 different images of {tmp_path / 'data'}" in line
     assert complaints(ls_edge.run(*run, tiny_bundle)) == []
 
 

@@ -61,18 +61,6 @@ def test_unknown_names_and_settings_are_refused():
         make_method("anyorder", {"group": 3})
 
 
-def test_the_weights_of_a_method_are_part_of_the_view():
-    one, other = viewed(), viewed(1)
-    make_method("position", {}).attach(one)
-    make_method("position", {}).attach(other)
-    other.load_weights(one.weights())
-    assert all(torch.equal(a, b) for a, b in zip(one.weights().values(), other.weights().values(), strict=True))
-    plain = viewed()
-    assert not plain.take_method(one.weights())
-    make_method("predict", {}).attach(plain)
-    assert not plain.take_method(one.weights())
-
-
 @pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
 def test_every_method_trains_and_loads_again(start, tmp_path, method):
     teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()

@@ -151,16 +151,6 @@ def test_adapters_learn_and_travel_with_the_weights():
         assert torch.equal(twin(IMAGES), view(IMAGES))
 
 
-@pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
-def test_adapters_are_part_of_the_one_file():
-    method, view, _, _ = made("0-5", {"adapter_rank": 4})
-    method.prepare(view, IMAGES)
-    set_tables(view)
-    graphs = list(trace_blocks(prepare_for_export(view)))
-    assert all(graph is graphs[0] for graph in graphs)
-    assert_file_computes(graphs[0], view, [0, 5, 2], [0, 5, 2])
-
-
 def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
     method, view, before, _ = made(settings={"tokens": 0.7, "logits": 0.4, "temperature": 3.0, "exits": 0.0})
     set_tables(view)
@@ -172,7 +162,7 @@ def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
         ours, theirs, errors = view.stem(IMAGES), before.stem(IMAGES), []
         for index in range(6):
             ours, theirs = view.block(index, ours, index), before.block(index, theirs)
-            errors.append(((ours - theirs) ** 2).mean() / (theirs**2).mean())
+            errors.append((((ours - theirs) ** 2).mean((1, 2)) / (theirs**2).mean((1, 2))).mean())
         logits, wanted = view.head(ours), before.head(theirs)
         expected = 0.6 * criterion(logits, TARGETS) + 0.4 * soft_cross_entropy(logits, wanted, 3.0)
     torch.testing.assert_close(found, expected + 0.7 * torch.stack(errors).mean())
@@ -254,7 +244,7 @@ def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, t
     )
     reporter = Silent()
     train(further, tmp_path / "further", reporter=reporter, model_named=False)
-    assert reporter.warnings == []
+    assert reporter.others == []
     assert (tmp_path / "further" / "model.safetensors").read_bytes() == files[0]
 
 

@@ -19,7 +19,7 @@ def start(seed=0, classes=CLASSES, model_named=True, warn=lambda text: pytest.fa
 def save(folder, made, classes=CLASSES, method="shuffle"):
     record = RunRecord(
         version="0", model=made.model, model_args=made.args, kept=made.kept, classes=classes, image=made.image,
-        trained_on="abc", method=method,
+        trained_on="", method=method, best_epoch=1,
     )  # fmt: skip
     save_run(folder, made.view, TrainConfig(), record)
     return folder

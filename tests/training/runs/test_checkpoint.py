@@ -18,11 +18,11 @@ def test_a_run_is_read_as_it_was_saved(tmp_path):
     made = start(depth=2)
     run = load_run(save(tmp_path / "run", made))
     assert same(run.view.weights(), made.view.weights())
-    assert (run.record.model, run.record.method, run.record.classes, run.record.trained_on) == (
+    assert (run.record.model, run.record.method, run.record.classes, run.record.best_epoch) == (
         "vit_digits",
         "shuffle",
         CLASSES,
-        "abc",
+        1,
     )
     assert run.record.kept == (0, 3)
     assert run.record.image == made.image == image_spec_of(made.view)
@@ -38,9 +38,9 @@ def test_a_model_of_another_size_has_its_own_name(tmp_path):
     }))  # fmt: skip
     shown = [shown_model(run.record, run.view) for run in map(load_run, (usual, own))]
     assert shown == ["vit_digits", "vit_65x128_depth2"]
-    larger = load_run(save(tmp_path / "larger", start(args={}, img_size=32)))
+    larger = load_run(save(tmp_path / "larger", start(args={"img_size": 32})))
     assert shown_model(larger.record, larger.view) == "vit_digits.32px"
-    named = start(name="vit_small_patch14_dinov2", args={}, img_size=70, classes=("a", "b"))
+    named = start(name="vit_small_patch14_dinov2", args={"img_size": 70}, classes=("a", "b"))
     assert shown_model(
         msgspec.structs.replace(larger.record, model=named.model, model_args=named.args), named.view
     ) == ("vit_small_patch14_dinov2.70px")

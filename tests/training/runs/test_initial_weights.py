@@ -42,7 +42,7 @@ def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):
     made = start()
     record = RunRecord(
         version="0", model=made.model, model_args=made.args, kept=made.kept, classes=CLASSES, image=made.image,
-        trained_on="abc", method="shuffle",
+        trained_on="", method="shuffle", best_epoch=1,
     )  # fmt: skip
     save_run(tmp_path / "run", made.view, TrainConfig(bands=[[0], [1, 2], [3]]), record)
     assert load_run(tmp_path / "run").bands.to_json() == [[0], [1, 2], [3]]
@@ -67,7 +67,7 @@ def test_other_classes_reinitialize_the_classifier(tmp_path):
 
 def test_init_at_another_size_resamples_positions(tmp_path):
     run = save(tmp_path / "run", start())
-    again = start(init=str(run), img_size=32)
+    again = start(init=str(run), args={"img_size": 32})
     assert again.view.token_spec.count == 64
     assert again.image.size == (32, 32)
 

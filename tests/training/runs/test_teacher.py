@@ -1,9 +1,6 @@
 """Distillation from a trained teacher: preprocessing, classes, hard and soft losses, whole trainings."""
 
-import json
-
 import msgspec
-import numpy as np
 import pytest
 import safetensors.torch
 import timm
@@ -92,44 +89,6 @@ def test_losses_weigh_labels_and_teacher(folder):
     divergence = (p * (p.log() - functional.log_softmax(logits / 3, 1))).sum(1).mean() * 9
     torch.testing.assert_close(soft, divergence)
     assert TeacherCriterion(own, TeacherConfig(weight=0.0))(logits, targets) == own(logits, LABELS)
-
-
-@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
-def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, capsys, method):
-    """Without labels, the student learns the teacher's predictions, right or wrong."""
-    config = tmp_path / "student.yaml"
-    config.write_text(TINY + "teacher: {weight: 1.0}\noptim: {smoothing: 0.0}\n")
-    arguments = ["--data", "digits", "--config", config, "--method", method, "--seed", 7]
-    found = {}
-    for name, more in {"alone": ["--epochs", 0], "taught": ["--epochs", 4, "--teacher", folder / "run"]}.items():
-        assert call("train", "--out", tmp_path / name, *arguments, *more, "--json") == 0
-        found[name] = json.loads(capsys.readouterr().out)
-    assert found["taught"]["settings"]["teacher"]["kind"] == "hard"
-    teacher = opened(model=str(folder / "run")).logits(PIXELS_OF_DIGITS).argmax(1)
-    same = {}
-    for name in found:
-        run = load_run(tmp_path / name)
-        with torch.no_grad():
-            same[name] = float(
-                (run.view(normalizer(run.record.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
-            )
-    assert same["taught"] > same["alone"] + 0.15
-
-
-def digits():
-    from ls_edge.core.bundle import ImageSpec
-    from ls_edge.data.datasets import open_data
-    from ls_edge.data.decoding import decode
-    from ls_edge.data.preprocess import Preprocessor
-
-    preprocess = Preprocessor(ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, crop_pct=1.0))
-    images = open_data("digits", "eval").images
-    return torch.stack(
-        [torch.from_numpy(np.array(preprocess.crop(decode(i.read(), i.name)))).permute(2, 0, 1) for i in images]
-    )
-
-
-PIXELS_OF_DIGITS = digits()
 
 
 def test_teachers_that_do_not_load_are_refused_in_one_line(folder, tmp_path, capsys):
