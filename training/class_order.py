@@ -52,7 +52,7 @@ def check_class_order(config: TrainConfig, images: ImageSet, initial: InitialWei
             place = next(i for i, (a, b) in enumerate(zip(natural, images.classes, strict=True)) if a != b)
             raise UsageError(
                 f"{given} has numbered classes without names, and class {place} of {config.data.source} is "
-                f"{natural[place]!r} in timm's order (--set data.class_order=natural) and {images.classes[place]!r} "
-                "in plain order (--set data.class_order=plain); name the order that it was trained with, or give a "
-                "list (--set data.class_order=FILE)"
+                f"{natural[place]!r} in timm's order (--class-order natural) and {images.classes[place]!r} "
+                "in plain order (--class-order plain); name the order that it was trained with, or give a "
+                "list (--class-order FILE)"
             )

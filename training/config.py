@@ -228,6 +228,8 @@ FLAGS: dict[str, tuple[str, str]] = {
     "depth": ("model", "depth"),
     "init": ("model", "init"),
     "pretrained": ("model", "pretrained"),
+    "class_order": ("data", "class_order"),
+    "workers": ("data", "workers"),
     "lr": ("optim", "lr"),
     "teacher": ("teacher", "model"),
 }

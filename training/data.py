@@ -213,7 +213,7 @@ def _explained() -> Iterator[None]:
             raise
         raise TrainingStopped(
             f"a decoding process has ended ({first[:200]}), perhaps for lack of memory; continue with --resume, with "
-            "fewer of them (--set data.workers=N) or none (0)"
+            "fewer of them (--workers N) or none (0)"
         ) from None
 
 

@@ -98,7 +98,7 @@ def _memory_advice(config: TrainConfig, device: torch.device, setup: Setup | Non
     parts = 2 * config.accumulate
     more = "recompute activations (--set checkpointing=true), or take smaller batches, images or models"
     if setup is not None and not whole_batch_only(setup.task.view) and parts <= config.batch_size:
-        more = f"compute a step in more parts, with the same result (--set accumulate={parts}), {more}"
+        more = f"compute a step in more parts, with the same result (--accumulate {parts}), {more}"
     return (
         f"out of memory on {device} with {config.batch_size} images per step in {counted(config.accumulate, 'part')}; "
         f"{more}"

@@ -205,7 +205,7 @@ class Setup:
         for found in (self.start, self.teacher):
             if found is not None and found.problem:
                 self.reporter.warn(
-                    f"{found.problem}; its answers are not used: name the order (--set data.class_order=FILE), or "
+                    f"{found.problem}; its answers are not used: name the order (--class-order FILE), or "
                     "train a new classifier first (--method sequential)"
                 )
         if self.start is not None and self.start.problem:

@@ -26,7 +26,6 @@ def train(
     data: str | None = None,
     out: str | Path = "run",
     *,
-    config: str | Path | None = None,
     changes: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -37,11 +36,12 @@ def train(
 ) -> TrainingResult:
     """Fine-tune a vision transformer with shuffled block order, and write the run ``out``; as ``ls-edge train``.
 
-    ``settings`` are the flags of the command, such as ``model``, ``method``, ``epochs`` or ``batch_size``; ``changes``
-    are values of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
+    ``settings`` are the flags of the command, such as ``config``, ``model``, ``method`` or ``epochs``; ``changes`` are
+    values of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
     number of epochs. Raise :class:`RunError` if ``out`` holds a run, unless ``resume`` or ``overwrite`` is set.
     """
-    asked, named = read_settings(config, {"data": data, **settings}, changes, resume=resume, overwrite=overwrite)
+    flags = {"data": data, **settings}
+    asked, named = read_settings(flags.pop("config", None), flags, changes, resume=resume, overwrite=overwrite)
     from ls_edge.training.progress import Reporter
 
     reporter = Reporter(on_epoch, on_progress, on_warning)

@@ -210,6 +210,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])
+    kept = {keep: [item.kept[keep] for item in evaluations] for keep in first.kept}
     guessed = [item.position_accuracy for item in evaluations if item.position_accuracy is not None]
 
     def mean(values: Iterable[float]) -> float:
@@ -232,11 +233,8 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
             orders=first.arbitrary.orders,
         ),
         kept={
-            keep: _kept(
-                [item.kept[keep].sequential for item in evaluations],
-                [item.kept[keep].arbitrary for item in evaluations],
-            )
-            for keep in first.kept
+            keep: _kept([one.sequential for one in each], [one.arbitrary for one in each])
+            for keep, each in kept.items()
         },
         position_accuracy=mean(guessed) if guessed else None,
         arrangements=[

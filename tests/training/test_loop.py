@@ -375,7 +375,7 @@ def test_weights_without_names_of_classes_ask_for_the_order(tmp_path):
     foreign = str(tmp_path / "run" / "model.safetensors")
     for given in ({"init": foreign}, {"teacher": "vit_digits", "changes": [f"teacher.weights={foreign}"]}):
         with pytest.raises(
-            UsageError, match=r"class 1 of .* is '2' in timm's order \(--set data.class_order=natural\) and '10'"
+            UsageError, match=r"class 1 of .* is '2' in timm's order \(--class-order natural\) and '10'"
         ):
             train(settings(str(data), model="vit_digits", epochs=0, **given), tmp_path / "asks", reporter=Silent())
         for order, names in (("plain", ("1", "10", "2")), ("natural", ("1", "2", "10"))):

@@ -16,7 +16,7 @@ from tests.training.colors import COLORS, write_colors
 from tests.training.trainings import Silent
 
 settings = functools.partial(trainings.settings, batch_size=16, lr=3e-3, changes=["data.augment=none"])
-REMEDY = "its answers are not used: name the order (--set data.class_order=FILE), or train a new classifier first"
+REMEDY = "its answers are not used: name the order (--class-order FILE), or train a new classifier first"
 
 
 @pytest.fixture(scope="module")

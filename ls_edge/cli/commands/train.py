@@ -65,6 +65,10 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 @options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
 @options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
 @options.number("--lr", "Peak learning rate.  [default: the model's]", "X", above=True)
+@options.count("--img-size", "Side of the images.  [default: the model's]", most=16_384, metavar="PIXELS")
+@options.count("--accumulate", "Parts of a step that run in sequence, to save memory.  [default: 1]", most=65_536)
+@options.text("--class-order", "Order of classes: 1, 10, 2, timm's 1, 2, 10, or a file's lines.", "plain|natural|FILE")
+@options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
 @options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")
@@ -92,6 +96,7 @@ def command(
     as_json: bool,
     seeds: int | None,
     set: tuple[str, ...],  # noqa: A002  the name of the option
+    img_size: int | None,
     **flags: Any,
 ) -> None:
     """Fine-tune a vision transformer with shuffled block order.
@@ -100,7 +105,8 @@ def command(
     on a seeded tenth of DATA is kept. --resume continues a stopped run to the same result. To use several GPUs:
     torchrun --nproc-per-node N -m ls_edge train ...
     """
-    asked = like = read_settings(config, flags, set, resume=resume, overwrite=overwrite)
+    changes = set if img_size is None else (f"model.args.img_size={img_size}", *set)
+    asked = like = read_settings(config, flags, changes, resume=resume, overwrite=overwrite)
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
     results: list[TrainingResult] = []
