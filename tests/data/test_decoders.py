@@ -65,10 +65,11 @@ def test_orientation_that_is_not_applied_is_known(decoders, orientation, is_turn
 @pytest.mark.release
 @pytest.mark.parametrize("name", bombs.COSTLY)
 def test_costly_images_end_soon_and_cost_no_more_than_allowed(decoders, name):
-    image, peaks, over = bombs.COSTLY[name](), [], threading.Event()
+    image, over = bombs.COSTLY[name](), threading.Event()
     before = peak_of(os.getpid())
     decoders.start()
     (decoder,) = decoders._idle[-1:]
+    peaks = [peak_of(decoder._process)]
 
     def watch():
         while not over.wait(0.005):

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import gzip
 import http.client
-import io
 import json
 import random
 import re
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.decoder_process import LARGE_BYTES
@@ -28,7 +26,7 @@ from ls_edge.runtime.serve.server import HttpServer
 from ls_edge.runtime.serve.service import SLOW_AT_ONCE, Service
 from ls_edge.runtime.source.source import Source
 from tests.data.bombs import COSTLY, png, tiff_with_broken_tag
-from tests.runtime.serve.serving import OCTETS, PLACEMENT, Server, expected, picture, samples, together, turned
+from tests.runtime.serve.serving import PLACEMENT, Server, expected, picture, samples, together, turned
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +97,6 @@ def test_bodies_that_are_not_an_image_are_refused(shared):
 
 def b64(content):
     return base64.b64encode(content).decode()
-
-
-def test_images_are_taken_as_other_clients_send_them(shared):
-    plain = shared.predict(picture(), "?logits=1")[1]["logits"]
-    curl = {"Content-Type": "application/x-www-form-urlencoded"}
-    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="cat.png"\r\n\r\n'
-    form = {"Content-Type": "multipart/form-data; boundary=x"}, head + picture() + b"\r\n--x--\r\n"
-    for headers, body in (({"X": "y"}, picture()), (curl, picture()), form):
-        assert shared.predict(body, "?logits=1", headers=headers)[1]["logits"] == pytest.approx(plain, abs=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 1), ("JPEG", 6), ("PNG", 9), ("WEBP", 8), ("TIFF", 6)])
@@ -185,23 +174,6 @@ def test_damaged_images_do_not_fill_the_log(swarm, bundle, ls_edge):
         assert server.predict(tiff_with_broken_tag(number))[0] == 200
     assert server.stop() == 0
     assert len(server.process.stderr.readlines()) == 1  # "stopping"
-
-
-def test_budget_includes_decoding(shared):
-    stream = io.BytesIO()
-    Image.new("RGB", (3000, 3000)).save(stream, "PNG")
-    status, answer = shared.predict(stream.getvalue(), "?budget_ms=1")
-    assert (status, answer["error"]) == (504, "the budget ended before the image was decoded; give it more time")
-
-
-def test_connection_takes_several_requests(shared):
-    connection = http.client.HTTPConnection(*shared.address, timeout=30)
-    with contextlib.closing(connection):
-        for body, status in ((picture(), 200), (b"no image", 400), (picture(), 200)):
-            connection.request("POST", "/predict", body, OCTETS)
-            reply = connection.getresponse()
-            reply.read()
-            assert (reply.status, reply.will_close) == (status, False)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -15,13 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.replies import Refusal
 from tests.browser import Browser, needs_browser
-from tests.runtime.serve.front import Front
 from tests.runtime.serve.serving import TOKENS, Server, picture
 
 pytestmark = needs_browser
@@ -87,12 +84,6 @@ def server(ls_edge, swarm, bundle):
     return Server(ls_edge, swarm.path, bundle)
 
 
-@pytest.fixture
-def front(server):
-    with Front(server.address) as one:
-        yield one
-
-
 def opened(browser, address):
     """Show the page and wait until it has the state."""
     browser.show("http://{}:{}/".format(*address), 1280, 900)
@@ -138,28 +129,6 @@ def test_answers_take_another_way_on_the_page(tmp_path, bundle, ls_edge, browser
         assert {url for url in browser.requested() if not url.startswith((address, f"blob:{address}"))} <= {"data:,"}
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_names_and_blocks_are_drawn_beside_each_other(server, browser, width):
-    opened(browser, server.address)
-    for count in (1, 2, 3, 5, 8):
-        peers = {
-            f"orin-nano-{number}": {"state": "away" if number == 2 else "alive", "warm": number != 1, "queue": number,
-                                    "blocks": ["stem", *range(12), "head"], "reaches": []}
-            for number in range(count)
-        }  # fmt: skip
-        browser.show("http://{}:{}/".format(*server.address), width, 900)
-        browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
-        browser.evaluate("leave.abort()")
-        event = {"answers": [], "state_s": {}, "minute": MINUTE}
-        browser.evaluate(f"take({{run, ...{json.dumps(event)}, status: {{...status, peers: {json.dumps(peers)}}}}})")
-        drawing, *texts = browser.evaluate(BOXES)
-        assert {"this server", *peers} <= {text for text, *_ in texts}
-        for text, *box in texts:
-            assert _share(box, drawing[1:]) == pytest.approx(1.0), text
-        for one, other in itertools.combinations(texts, 2):
-            assert _share(one[1:], other[1:]) < 0.1, (one, other)
-
-
 def test_the_minute_is_counted_by_second_and_failures_are_those_of_the_server(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("ls_edge.runtime.serve.live_page.time.monotonic", lambda: now[0])
@@ -184,16 +153,6 @@ def test_the_minute_is_counted_by_second_and_failures_are_those_of_the_server(mo
     found = page.last_minute()
     assert [(one["ago_s"], one["answers"], one["failed"]) for one in found.pop("series")] == [(15, 3, 2), (0, 1, 0)]
     assert found == {"seconds": 60, "answers": 4, "degraded": 1, "failed": 2, "p50_ms": 25.0, "p95_ms": 38.5}
-
-
-def test_queue_and_its_wait_are_shown(server, browser):
-    opened(browser, server.address)
-    browser.evaluate("leave.abort()")
-    for waiting, shown in ((0, "0 waiting"), (12, "12 waiting (841 ms)")):
-        event = {"answers": [], "state_s": {}, "minute": MINUTE}
-        status = json.dumps({"waiting": waiting, "waited_ms": 840.6})
-        browser.evaluate(f"take({{run, ...{json.dumps(event)}, status: {{...status, ...{status}}}}})")
-        assert browser.evaluate(STATE).endswith(shown)
 
 
 BROKEN_STATES = """[...document.querySelectorAll("#peers td:nth-child(2)")].flatMap((cell) => {
@@ -276,45 +235,6 @@ def test_events_follow_the_answers(swarm, bundle, ls_edge):
         assert stream.read()[-5:] == b"0\r\n\r\n"
 
 
-def test_classes_are_those_of_the_latest_image(server, front, browser):
-    first, second = next(
-        (a, b)
-        for a, b in itertools.pairwise(map(picture, range(20)))
-        if server.predict(a)[1]["top"][0] != server.predict(b)[1]["top"][0]
-    )
-    opened(browser, front.address)
-    release = front.hold("/predict", 1)
-    browser.evaluate(dropped(first))
-    browser.wait_for(f"{SAID} === 'classifying ...'")
-    while "/predict" not in front.seen:
-        browser.evaluate("0")
-    browser.evaluate(dropped(second))
-    browser.wait_for(f"{CLASSES}.length === 5")
-    wanted = [one["label"] for one in server.predict(second, "?top=5")[1]["top"]]
-    assert browser.evaluate(CLASSES) == wanted
-    release.set()
-    browser.wait_for(
-        "performance.getEntriesByType('resource').filter(one => one.name.includes('predict') && one.responseEnd).length"
-        " === 2"
-    )
-    assert browser.evaluate(CLASSES) == wanted
-
-
-def test_classes_of_the_image_before_are_cleared(front, browser):
-    opened(browser, front.address)
-    browser.evaluate(dropped(picture()))
-    browser.wait_for(f"{CLASSES}.length === 5")
-    release = front.hold("/predict", 2)
-    browser.evaluate(dropped(picture(1)))
-    browser.wait_for(f"{SAID} === 'classifying ...'")
-    assert browser.evaluate(CLASSES) == []
-    release.set()
-    browser.wait_for(f"{CLASSES}.length === 5")
-    browser.evaluate(dropped(b"no image"))
-    browser.wait_for(f"{SAID}.includes('its format is not supported')")
-    assert browser.evaluate(CLASSES) == []
-
-
 def test_page_does_not_stay_green_without_news(server, browser):
     opened(browser, server.address)
     server.process.send_signal(signal.SIGSTOP)
@@ -331,32 +251,6 @@ def test_page_does_not_stay_green_without_news(server, browser):
     browser.wait_for(f"{SAID} === 'the server cannot be reached'")
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "text", "said"),
-    [
-        (413, "text/html", b"<html><h1>Request Entity Too Large</h1></html>", "413 the image is larger than a proxy"),
-        (502, "text/html", b"<html></html>", "502 the proxy cannot reach the server"),
-        (429, "text/plain", b"slow down", "429 Too Many Requests"),
-        (503, "application/json", b'{"error": "4 images are being answered and 32 wait"}', "4 images are being"),
-    ],
-)
-def test_page_says_why_an_image_has_no_answer(front, browser, status, kind, text, said):
-    opened(browser, front.address)
-    front.replace("/predict", status, kind, text)
-    browser.evaluate(dropped(picture()))
-    browser.wait_for(f"{SAID}.includes('{said}')")
-
-
-def test_page_says_why_it_has_no_news(front, browser):
-    front.replace("/events", 503, "application/json", b'{"error": "16 pages are open, which is the limit; close one"}')
-    browser.show("http://{}:{}/".format(*front.address), 1280, 900)
-    browser.wait_for(f"{STATE}.includes('16 pages are open, which is the limit')")
-    front.replace("/events", 504, "text/html", b"<html></html>")
-    browser.wait_for(f"{STATE}.includes('504 the proxy gave up')")
-    front.restore("/events")
-    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
-
-
 def test_token_survives_a_reload(swarm, bundle, ls_edge, browser, tokens):
     server = Server(ls_edge, swarm.path, bundle, "--token-file", tokens)
     browser.show("http://{}:{}/".format(*server.address), 1280, 900)
@@ -371,49 +265,6 @@ def test_token_survives_a_reload(swarm, bundle, ls_edge, browser, tokens):
     assert not browser.evaluate("document.getElementById('token').classList.contains('asked')")
     browser.evaluate(dropped(picture()))
     browser.wait_for(f"{CLASSES}.length === 5")
-
-
-def test_file_beside_the_box_and_the_same_file_again_are_taken(server, browser, tmp_path):
-    opened(browser, server.address)
-    browser.evaluate(dropped(picture(), "latency"))
-    browser.wait_for(f"({ANSWERS}).length === 1")
-    assert browser.evaluate("location.pathname") == "/"
-    file = tmp_path / "cat.png"
-    file.write_bytes(picture(1))
-    node = browser.call("DOM.getDocument")["root"]["nodeId"]
-    chosen = browser.call("DOM.querySelector", nodeId=node, selector="#file")["nodeId"]
-    for count in (2, 3):
-        browser.call("DOM.setFileInputFiles", files=[str(file)], nodeId=chosen)
-        browser.wait_for(f"({ANSWERS}).length === {count}")
-
-
-def test_seven_tabs_share_one_stream(server, front, browser):
-    tabs = [browser.tab, *(browser.open_tab() for _ in range(6))]
-    for tab in tabs:
-        browser.tab = tab
-        opened(browser, front.address)
-    assert front.seen.count("/events") == 1
-    browser.evaluate(dropped(picture()))
-    for tab in tabs:
-        browser.tab = tab
-        browser.wait_for(f"({ANSWERS}).length === 1")
-
-
-def test_hidden_page_leaves_the_stream_to_another(server, front, browser):
-    opened(browser, front.address)
-    first, second = browser.tab, browser.open_tab()
-    opened(browser, front.address)
-    browser.tab = first
-    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); "
-    browser.evaluate(hide % "true" + "document.dispatchEvent(new Event('visibilitychange'))")
-    while front.seen.count("/events") < 2:
-        browser.evaluate("0")
-    browser.tab = second
-    browser.evaluate(dropped(picture()))
-    browser.wait_for(f"({ANSWERS}).length === 1")
-    browser.tab = first
-    browser.evaluate(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
-    browser.wait_for(f"({ANSWERS}).length === 1")
 
 
 def test_keyboard_alone_classifies_a_file(server, browser, tmp_path):
@@ -436,27 +287,3 @@ def test_keyboard_alone_classifies_a_file(server, browser, tmp_path):
     assert browser.evaluate("document.activeElement.id") == "camera"
     browser.press("Enter", text="\r")
     browser.wait_for(f"{SAID}.startsWith('no camera')")
-
-
-def test_page_shows_that_a_rotation_was_not_applied(server, browser):
-    opened(browser, server.address)
-    stream, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = 6
-    Image.open(io.BytesIO(picture())).save(stream, "JPEG", exif=exif)
-    browser.evaluate(dropped(stream.getvalue()))
-    browser.wait_for("document.getElementById('note').textContent.includes('EXIF orientation')")
-    browser.evaluate(dropped(picture()))
-    browser.wait_for("document.getElementById('note').textContent === ''")
-
-
-@pytest.mark.release
-def test_answers_continue_when_the_server_has_started_again(server, browser, ls_edge, swarm, bundle):
-    opened(browser, server.address)
-    for count in (1, 2, 3):
-        browser.evaluate(dropped(picture()))
-        browser.wait_for(f"({ANSWERS}).length === {count}")
-    assert server.stop() == 0
-    again = Server(ls_edge, swarm.path, bundle, "--http", "{}:{}".format(*server.address))
-    browser.wait_for(f"{STATE}.includes('3 of 3 peers')")
-    again.predict(picture())
-    browser.wait_for(f"({ANSWERS}).length === 4")

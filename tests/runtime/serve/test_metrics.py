@@ -21,8 +21,6 @@ from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import framing
-from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.listener import open_listener, parse_address
 from ls_edge.runtime.serve.metrics import DeviceCollector, PeerCollector, SourceCollector
@@ -168,49 +166,6 @@ def test_errors_and_canceled_requests_are_counted(file, tiny_bundle, images):
         assert found["ls_edge_source_canceled_requests_total"] == 1
         assert found["ls_edge_source_requests_in_flight"] == found["ls_edge_source_answers_total"] == 0
         assert found["ls_edge_source_missing_blocks"] == 6
-
-
-def test_messages_of_strangers_are_counted_by_constant_reasons(file, peers, wait_until):
-    import zmq
-
-    context = zmq.Context()
-    try:
-        with (
-            listening(PeerCollector(lambda: file, lambda: peers["a"].snapshot)) as url,
-            context.socket(zmq.DEALER) as dealer,
-        ):
-            dealer.linger = 0
-            dealer.connect(file.peer("a").address)
-            for number in range(5):
-                dealer.send(b"no message %d" % number)
-            dealer.send(framing.encode(wire.Bye("<b>")))
-            wait_until(lambda: scrape(url)["ls_edge_dropped_messages_total{reason=malformed}"] == 5)
-            wait_until(lambda: scrape(url)["ls_edge_dropped_messages_total{reason=before_hello}"] == 1)
-            reasons = {key for key in scrape(url) if "dropped_messages" in key}
-            assert reasons == {
-                f"ls_edge_dropped_messages_total{{reason={reason}}}"
-                for reason in ("malformed", "before_hello", "hello_refused", "unsendable")
-            }
-    finally:
-        context.term()
-
-
-def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until):
-    import zmq
-
-    from ls_edge.runtime.transport.keys import KeyPair
-
-    keys = {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop")}
-    path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
-    path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
-    file = load_peers(path)
-    peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
-    assert not peer.snapshot.warm
-    serve(peer)
-    with listening(PeerCollector(lambda: file, lambda: peer.snapshot)) as url:
-        found = scrape(url)
-        assert found["ls_edge_peer_warm"] == found["ls_edge_peer_blocks_run_total"] == 0
-        assert f"ls_edge_build_info{{bundle_id=,name=a,role=peer,version={__version__}}}" in found
 
 
 def test_documented_figures_exist(file, tiny_bundle):

@@ -155,24 +155,6 @@ def test_an_outage_that_has_ended_refuses_nobody_who_waited_for_half_of_the_budg
     run(scenario())
 
 
-def test_usual_time_that_is_out_of_date_is_forgotten():
-    async def scenario():
-        places = await with_usual_time(20.0)
-        for _ in range(200):
-            await places.take(later(100))
-            task = asyncio.ensure_future(places.take(later(5)))
-            await waiting(places, 1)
-            places.give_back(0.1, is_answered=True)
-            try:
-                await task
-            except Refusal:
-                continue
-            return
-        pytest.fail("no request gets a place any more")
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("is_given", [False, True])
 def test_place_of_a_client_that_goes_away_is_free_again(is_given):
     async def scenario():
