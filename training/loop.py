@@ -45,6 +45,8 @@ from ls_edge.training.setup import Setup
 from ls_edge.training.task import whole_batch_only
 from ls_edge.training.validation import Validation
 
+GOOD = 0.5
+"""Top-1 from which a class without a correct answer is unexpected."""
 MUCH_LOST = 0.05
 """Loss of top-1 of which ``train`` warns; the recipes in docs/choose.md lose less."""
 
@@ -230,7 +232,8 @@ class _Training:
         if best is None:
             return
         if missed := best.counts.missed(self.record.classes):
-            self.reporter.warn(f"{missed} for validation")
+            tell = self.reporter.warn if best.top1 > GOOD else self.reporter.note  # the accuracy itself is a warning
+            tell(f"{missed} for validation")
         shuffles = best.in_order != best.top1
         before = 0.0 if start is None or start.problem else start.top1
         reference = max(best.in_order, before)

@@ -277,19 +277,19 @@ def test_a_run_at_chance_level_is_marked(tmp_path):
     good = Silent()
     train(settings(epochs=3, lr=3e-3), tmp_path / "good", reporter=good)
     assert load_run(tmp_path / "good").record.problem == ""
-    assert good.others == []
+    assert good.warnings == []
     train(settings(epochs=0), tmp_path / "untrained", reporter=good)
     assert load_run(tmp_path / "untrained").record.problem == ""
-    assert good.others == []
+    assert good.warnings == []
 
 
 def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     reporter = Silent()
     train(settings(method="sequential", epochs=6, optim={"lr": 4e-3}), tmp_path / "start", reporter=reporter)
-    assert not reporter.others
+    assert not reporter.warnings
     short = settings(init=str(tmp_path / "start"), epochs=1, optim={"lr": 1e-6})
     train(short, tmp_path / "run", reporter=reporter, model_named=False)
-    [warning] = reporter.others
+    [warning] = reporter.warnings
     start = reporter.epochs[-2].val_top1
     (reference,) = re.findall(r"against ([\d.]+) in trained order", warning)
     assert float(reference) == pytest.approx(start, abs=0.02)
@@ -298,14 +298,14 @@ def test_a_freedom_that_costs_much_accuracy_is_named_with_remedies(tmp_path):
     save_file(load_run(tmp_path / "start").view.weights(), tmp_path / "w.safetensors")
     reporter, elsewhere = Silent(), {"model": "vit_digits", "init": str(tmp_path / "w.safetensors")}
     train(settings(method="position", epochs=1, optim={"lr": 1e-6}, **elsewhere), tmp_path / "slots", reporter=reporter)
-    assert f"against {start:.3f} in trained order before training" in reporter.others[0]  # without the new modules
+    assert f"against {start:.3f} in trained order before training" in reporter.warnings[0]  # without the new modules
 
 
 def test_the_default_method_follows_what_the_start_has_learned(tmp_path):
     def method(name, **flags):
         reporter = Silent()
         train(settings(method=None, epochs=1, **flags), tmp_path / name, reporter=reporter, model_named=False)
-        return load_run(tmp_path / name), reporter.others
+        return load_run(tmp_path / name), reporter.warnings
 
     train(settings(method="sequential", epochs=1), tmp_path / "start", reporter=Silent())
     start = {"init": str(tmp_path / "start"), "optim": {"lr": 1e-6}}
@@ -494,7 +494,7 @@ def test_a_checkpoint_with_less_accuracy_than_the_last_one_is_diagnosed_as_such(
     monkeypatch.setattr(TrainingTask, "validate", validate)
     reporter = Silent()
     train(settings(method="sequential"), tmp_path / "run", reporter=reporter)
-    [warning] = reporter.others
+    [warning] = reporter.warnings
     assert warning.startswith("the checkpoint chosen by cross-entropy (epoch 1) has 7 points less top-1 than the last")
     assert "0.620 instead of 0.690" in warning
 

@@ -22,11 +22,6 @@ class Silent(Reporter):
     def finished(self, metrics, _epochs):
         self.epochs.append(metrics)
 
-    @property
-    def others(self):
-        """Warnings other than those of classes without a correct answer, which short trainings have."""
-        return [text for text in self.warnings if not text.startswith("no correct answer")]
-
 
 def settings(data="digits", *, optim=None, args=None, changes=(), **flags):
     """Return the configuration of a training on the CPU in float32; ``args`` are those of the model."""

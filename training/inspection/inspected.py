@@ -14,8 +14,8 @@ from torch.nn import functional
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.logs import OnProgress, ignore_progress
-from ls_edge.data.pictures import Picture, picture, tiles
 from ls_edge.evaluation.measure import LabeledImages, Order
+from ls_edge.report.pictures import Picture, picture, tiles
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.torch_blocks import TorchBlocks
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ls_edge.analysis.kind import InspectedKind, pixels_compared
 from ls_edge.core.text import counted, show_percent
-from ls_edge.data.pictures import Picture
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable, Order
+from ls_edge.report.pictures import Picture
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ import msgspec
 
 from ls_edge.analysis.kind import InspectedKind
 from ls_edge.core.text import counted
-from ls_edge.data.pictures import Picture, picture
 from ls_edge.evaluation.measure import LabeledImages
+from ls_edge.report.pictures import Picture, picture
 
 if TYPE_CHECKING:
     from torch import Tensor

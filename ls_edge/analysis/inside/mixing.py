@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ls_edge.analysis.kind import InspectedKind
-from ls_edge.data.pictures import Picture, around_gray, picture, tiles
 from ls_edge.evaluation.measure import LabeledImages, NotMeasurable
+from ls_edge.report.pictures import Picture, around_gray, picture, tiles
 from ls_edge.report.theme import Chart
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
     """Return small pictures of the named images as data URIs; images that cannot be read are left out."""
     from ls_edge.data.decoding import decode  # Pillow, which most reports do not need
-    from ls_edge.data.pictures import data_uri
+    from ls_edge.report.pictures import data_uri
 
     readers = {image.name: image.read for image in images if image.name in names}
     found = {}

@@ -244,7 +244,7 @@ def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, t
     )
     reporter = Silent()
     train(further, tmp_path / "further", reporter=reporter, model_named=False)
-    assert reporter.others == []
+    assert reporter.warnings == []
     assert (tmp_path / "further" / "model.safetensors").read_bytes() == files[0]
 
 

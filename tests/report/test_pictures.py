@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from ls_edge.data.pictures import LEAST_SIDE, around_gray, picture, shades, tiles
+from ls_edge.report.pictures import LEAST_SIDE, around_gray, picture, shades, tiles
 
 
 def pixels(uri):
