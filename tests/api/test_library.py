@@ -12,7 +12,7 @@ import pytest
 import ls_edge
 from ls_edge.core.errors import RunError, UsageError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "train.md"
 COURSE_S = float(os.environ.get("LIBRARY_COURSE_S", "0"))
 """Least duration of the rounds in one process; two take about half a minute (1800 needs ``--timeout 2400``)."""
 
@@ -41,7 +41,7 @@ def state():
         "descriptors": len(found),
     }
 
-code = compile(sys.stdin.read(), "docs/python.md", "exec")
+code = compile(sys.stdin.read(), "docs/train.md", "exec")
 import ls_edge
 from ls_edge.data.datasets import open_data
 before, until = state(), time.monotonic() + float(sys.argv[1])
@@ -71,7 +71,7 @@ def program(heading):
 def test_rounds_in_one_process_leave_nothing_behind(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:ls_edge", "-c", ROUNDS, str(COURSE_S)],
-        input=program("Train, evaluate, export"), capture_output=True, text=True, timeout=150 + COURSE_S, check=False,
+        input=program("In Python"), capture_output=True, text=True, timeout=150 + COURSE_S, check=False,
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

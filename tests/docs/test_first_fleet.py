@@ -18,7 +18,7 @@ from ls_edge.cli.main import COMMANDS
 from ls_edge.runtime.fleet.local_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "first-fleet.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BOARDS = ("orin-0", "orin-1")
 

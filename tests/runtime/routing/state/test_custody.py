@@ -2,8 +2,6 @@
 
 import dataclasses
 import random
-import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -45,14 +43,6 @@ def test_every_stage_that_can_be_entered_can_be_left_and_ended():
     assert entered == left == set(Stage) - {Stage.NEW, Stage.ENDED}
     assert all((stage, Stage.ENDED) in TRANSITIONS for stage in entered)
     assert not [pair for pair in TRANSITIONS if pair[0] is pair[1] or pair[0] is Stage.ENDED]
-
-
-def test_the_table_of_the_documents_is_that_of_the_code():
-    text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    said = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", text.split("## Routing")[1], re.M)
-    assert said == [
-        (before.name, after.name, step.make.__name__, step.when) for (before, after), step in TRANSITIONS.items()
-    ]
 
 
 def test_a_transition_is_made_by_the_method_in_the_table(monkeypatch):
