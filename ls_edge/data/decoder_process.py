@@ -44,7 +44,7 @@ class Job(msgspec.Struct, frozen=True):
 
     name: str
     spec: ImageSpec | None
-    """What to convert it to; None to read its orientation alone."""
+    """Target of the conversion; None to read its orientation alone."""
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ class _FileWatch:
 
 @dataclass(frozen=True)
 class SourceSetup:
-    """What all loops of a source have in common."""
+    """Settings that all loops of a source have in common."""
 
     name: str
     settings: Settings

@@ -1,4 +1,4 @@
-"""How good a placement is, by formula: latency, throughput, and energy per image.
+"""Value of a placement by formula: latency, throughput, and energy per image.
 
 Let ``t`` be the time of a block (of a single image for latency, else per image of a full batch), ``c`` the time of a
 visit, and ``R(j)`` the number of holders of block ``j``:
