@@ -20,7 +20,7 @@ NEW = "self._new_context(batch)"
 ONE = f"found = self._contexts[key] = {NEW}"
 GENERATION = "self.workspace.generation"
 SHARED = ONE.replace(NEW, f"_Context((next(iter(self._contexts.values()), None) or {NEW}).context, {GENERATION})")
-PROFILE = "set_optimization_profile_async(profile_of(batch), self.workspace.stream)"
+PROFILE = "set_optimization_profile_async(self._profile_of(batch), self.workspace.stream)"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what
     ("what", "old", "new"),
     [
         ("no profile", f"context.{PROFILE}", "pass"),
-        ("the other profile", PROFILE, PROFILE.replace("profile_of(batch)", "1 - profile_of(batch)")),
+        ("the other profile", PROFILE, PROFILE.replace("self._profile_of(batch)", "1 - self._profile_of(batch)")),
         ("no activation memory", "context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))", "pass"),
         ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
         ("one context for all graphs", ONE, SHARED),
