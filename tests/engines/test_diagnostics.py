@@ -119,7 +119,8 @@ def test_tensorrt_that_the_environment_hides_is_found(hide, tmp_path, python, wo
     ],
 )
 def test_a_jetson_without_a_tensorrt_that_it_can_use_gets_a_warning(hide, make_jetson, release, fix):
-    hide("tensorrt")
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+        hide(name)
     root = make_jetson(release)
     if release == "35.4.1":  # made for Python 3.8, so a new environment would not help
         (root / "usr/lib/python3.8/dist-packages/tensorrt").mkdir(parents=True)

@@ -224,7 +224,7 @@ def test_too_little_memory_is_one_line_with_advice(tmp_path, capsys, faulty):
         assert call(*train, *arguments) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert "out of memory on cpu with 32 images per step in 2 parts" in error
-        assert "accumulate=4" in error
+        assert "--accumulate 4" in error
 
 
 def test_the_configuration_of_a_run_names_the_model_of_its_start(folder, tmp_path):

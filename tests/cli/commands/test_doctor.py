@@ -40,7 +40,7 @@ def test_this_machine_is_checked():
 def test_the_worst_finding_decides_the_exit_code(install_only, monkeypatch, command, pyzmq, status, code, flags):
     core = ("click", "msgspec", "numpy", "packaging", "pillow", "pyyaml", "rich")
     install_only({**dict.fromkeys(core, "99.0"), "pyzmq": pyzmq})
-    for engine in ("onnxruntime", "tensorrt"):
+    for engine in ("onnxruntime", "tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
         monkeypatch.setitem(sys.modules, engine, None)
     ended, printed, _ = command("doctor", *flags)
     assert ended == code

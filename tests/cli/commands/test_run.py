@@ -66,7 +66,7 @@ def test_outputs_that_cannot_be_written_are_found_before_anything_is_sent(
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert line.startswith(f"ls-edge: cannot write {tmp_path / where}: ")
     assert what in line
     assert (tmp_path / "file").read_text() == "kept"
@@ -114,7 +114,7 @@ def test_a_run_that_is_stopped_prints_its_summary(
     assert "vegaEmbed(" in report.read_text()
     heads = [event for event in json.loads(events.read_text())["traceEvents"] if event["name"] == "head"]
     assert len(heads) == summary["answered"]
-    (line,) = complaints(subprocess.CompletedProcess([], 0, out, err))
+    *_, line = complaints(subprocess.CompletedProcess([], 0, out, err))
     assert f"{word} after {summary['requests']} of 5,000 requests" in line
 
 
@@ -142,7 +142,7 @@ def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, comp
     assert done.returncode == 1
     summary = json.loads(done.stdout)
     assert (summary["requests"], summary["answered"]) == (200, 200)
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert f"the trace {trace} ends after " in line
     records = list(read_trace(trace))
     assert f"ends after {len(records)} requests" in line
@@ -170,7 +170,7 @@ def test_output_that_cannot_be_written_is_an_error_and_the_files_are_complete(
     with open("/dev/full", "w") as full:
         done = ls_edge.run(*command, "--limit", "20", "--report", report, "--trace", trace, *flags, stdout=full)
     assert done.returncode == 1
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert "no space left on device" in line.lower()
     assert "Exception ignored" not in done.stderr
     if flags:  # the numbers have no other place, so nothing is sent
@@ -186,7 +186,7 @@ def test_too_few_file_descriptors_are_one_line(ls_edge, complaints, command):
 
     done = ls_edge.run(*command, "--limit", "3", prepare=few)
     assert done.returncode == 2
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert "may open 20 files and sockets" in line
     assert "ulimit -n" in line
 
@@ -212,7 +212,7 @@ def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints
         trace = tmp_path / "t.jsonl"
         done = ls_edge.run(*command, "--wait", "0.3", "--trace", trace)
         assert (done.returncode, done.stdout) == (1, "")
-        (line,) = complaints(done)
+        *_, line = complaints(done)
         assert "blocks 4-5 have no holder after 0.3 s (b" in line
         assert "the policy nearest may skip at most 1 of 6 blocks" in line
         assert "--max-skips 2" in line
@@ -228,7 +228,7 @@ def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints
         assert done.returncode == 3
         summary = json.loads(done.stdout)
         assert (summary["answered"], summary["degraded"]) == (10, 10)
-        (line,) = complaints(done)
+        *_, line = complaints(done)
         assert line.startswith("ls-edge: warning: blocks 4-5 have no holder after 0.3 s (b")
         assert "starting without" in line
 
@@ -281,7 +281,7 @@ def test_the_reasons_that_peers_cannot_be_used_are_printed(
     command = ["run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2"]
     done = ls_edge.run(*command)
     assert (done.returncode, done.stdout) == (1, "")
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert "blocks 2-5 have no holder" in line
     ids = [Bundle.open(bundle).manifest.model_id[:12] for bundle in (tiny_bundle, other_bundle)]
     assert "other: " in line
@@ -308,7 +308,7 @@ def test_another_bundle_is_refused_if_the_same_is_demanded(ls_edge, complaints, 
     command = ["run", "--peers", peers.path, "--bundle", copy, "--data", "digits", "--limit", "5", "--wait", "2"]
     done = ls_edge.run(*command, "--strict-bundle")
     assert (done.returncode, done.stdout) == (1, "")
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert "--strict-bundle" in line
     assert another[:12] in line
     assert opened.manifest.bundle_id[:12] in line
@@ -327,7 +327,7 @@ def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     settings = json.loads(done.stdout)["settings"]
-    flags = {parameter.name for parameter in command.params} - {"as_json", "help", "debug"}
+    flags = {parameter.name for parameter in command.params} - {"as_json", "help", "help_all", "debug"}
     assert flags <= set(settings)
     assert (settings["audit"], settings["wait"], settings["data"], settings["limit"]) == (0.5, 9, "digits", 3)
     assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
@@ -345,7 +345,7 @@ def test_a_run_warns_if_the_model_was_trained_on_the_images(ls_edge, complaints,
     run = ["run", "--peers", peers.path, "--data", tmp_path / "data", "--limit", "5", "--bundle"]
     done = ls_edge.run(*run, bundle)
     assert done.returncode == 0, done.stderr
-    (line,) = complaints(done)
+    *_, line = complaints(done)
     assert f"the model was trained on 2 of the 2 different images of {tmp_path / 'data'}" in line
     assert complaints(ls_edge.run(*run, tiny_bundle)) == []
 
