@@ -74,7 +74,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 
 def test_the_reference_has_the_public_names(site):
-    text = (site / "python-api.html").read_text(encoding="utf-8")
+    text = (site / "python.html").read_text(encoding="utf-8")
     names = set(ls_edge.__all__) - {"__version__"}
     assert {name for name in names if f'id="ls_edge.{name}"' in text} == names
     assert not re.search(r":(?:class|meth|func):", text)
@@ -82,7 +82,7 @@ def test_the_reference_has_the_public_names(site):
 
 def test_diagrams_are_drawn(site):
     pytest.importorskip("merman", reason="merman has no wheel for this machine")
-    text = (site / "architecture.html").read_text(encoding="utf-8")
+    text = (site / "develop.html").read_text(encoding="utf-8")
     assert re.findall(r'<div class="diagram (\w+)"><svg', text) == ["light", "dark"]
     assert "sequenceDiagram" not in text
 

@@ -49,6 +49,7 @@ def test_the_first_cell_of_a_notebook_shows_nothing_red(path, tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore:the best checkpoint:UserWarning")  # after so short a training
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_of_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

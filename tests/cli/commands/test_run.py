@@ -158,7 +158,7 @@ def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tm
     done = ls_edge.run(*command, "--limit", "20", "--report", report, "--json", prepare=small_files)
     assert done.returncode == 1
     assert json.loads(done.stdout)["answered"] == 20
-    assert f"cannot write {report}" in complaints(done)[0]
+    assert any(f"cannot write {report}" in line for line in complaints(done))
     assert list(tmp_path.iterdir()) == [tmp_path / "peers.yaml"] or not report.exists()
 
 
