@@ -228,7 +228,7 @@ def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints
         assert done.returncode == 3
         summary = json.loads(done.stdout)
         assert (summary["answered"], summary["degraded"]) == (10, 10)
-        *_, line = complaints(done)
+        line, *_ = complaints(done)
         assert line.startswith("ls-edge: warning: blocks 4-5 have no holder after 0.3 s (b")
         assert "starting without" in line
 
@@ -345,9 +345,9 @@ def test_a_run_warns_if_the_model_was_trained_on_the_images(ls_edge, complaints,
     run = ["run", "--peers", peers.path, "--data", tmp_path / "data", "--limit", "5", "--bundle"]
     done = ls_edge.run(*run, bundle)
     assert done.returncode == 0, done.stderr
-    *_, line = complaints(done)
+    line, *_ = complaints(done)
     assert f"the model was trained on 2 of the 2 different images of {tmp_path / 'data'}" in line
-    assert complaints(ls_edge.run(*run, tiny_bundle)) == []
+    assert not any("was trained on" in one for one in complaints(ls_edge.run(*run, tiny_bundle)))
 
 
 def test_a_local_run_starts_and_ends_its_peers(ls_edge, complaints, tiny_bundle, tmp_path, peers):
