@@ -170,7 +170,7 @@ def test_sensors_of_a_board(board):
     for line in (
         'ls_edge_device_power_watts{sensor="VDD_IN"} 7.0',
         'ls_edge_device_energy_joules_total{sensor="0 package-0"} 9.0',
-        'ls_edge_device_temperature_celsius{sensor="cpu-thermal"} 45.5',
+        'ls_edge_device_temperature_celsius{sensor="cpu-thermal 0"} 45.5',
         "ls_edge_device_throttled 0.0",
     ):
         assert line in lines

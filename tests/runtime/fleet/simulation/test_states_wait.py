@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.simulator.simulation import Simulation
@@ -15,7 +16,7 @@ HELD = {"a": (0, 1, 2, 3), "b": (2, 3, 4, 5), "c": (0, 1, 4, 5), "d": (0, 2, 4),
 @pytest.fixture
 def with_events(monkeypatch):
     """Return a function that makes each STATE an event."""
-    return lambda: monkeypatch.setattr(Simulation, "_matters", lambda _self, _process, _event: True)
+    return lambda: monkeypatch.setattr(Machine, "may_act_on", lambda _self, _event: True)
 
 
 @pytest.fixture
