@@ -115,7 +115,7 @@ def measure(
     return found
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class Judgment(msgspec.Struct, frozen=True):
     """Accuracy of a model that a training relies on, and its problem."""
 
     top1: float
@@ -123,9 +123,7 @@ class Judgement(msgspec.Struct, frozen=True):
     """Reason not to rely on its answers, or an empty string."""
 
 
-def judge(
-    who: str, answer: Answer, classes: int, data: str, batches: Batches, context: DistributedContext
-) -> Judgement:
+def judge(who: str, answer: Answer, classes: int, data: str, batches: Batches, context: DistributedContext) -> Judgment:
     """Measure a start or a teacher, which is at chance if its classes are others or numbered in another order."""
     confusion = torch.zeros(classes, classes, dtype=torch.float64) if classes <= MOST_CONFUSED else None
     [(loss, counts)] = measure(answer, 1, classes, batches, context, confusion)
@@ -133,9 +131,9 @@ def judge(
     otherwise = 0.0 if confusion is None else float(context.sum(confusion).amax(1).sum()) / images
     is_mixed = images >= FEW_IMAGES * classes and loss >= counts.chance_loss and top1 < otherwise / 2
     if not (is_mixed or counts.is_guess(loss)):
-        return Judgement(top1)
+        return Judgment(top1)
     reordered = f", {otherwise:.3f} if its classes are in another order" if is_mixed else ""
-    return Judgement(
+    return Judgment(
         top1,
         f"{who} has a top-1 of {top1:.3f} on the validation images of {data} (guessing has {counts.chance:.3f}"
         f"{reordered}), so it was trained on other classes or in another order of them",

@@ -27,7 +27,7 @@ from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.validation import Judgement, Validation
+from ls_edge.training.validation import Judgment, Validation
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
@@ -80,9 +80,9 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """Top-1 of the last epoch."""
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
-    start: Judgement | None = None
+    start: Judgment | None = None
     """Accuracy of the initial model in trained order; None if it was not trained on these classes."""
-    teacher: Judgement | None = None
+    teacher: Judgment | None = None
     data: str = ""
     """Digest of the names and contents of the training images."""
 
