@@ -47,9 +47,13 @@ def choose_threads(wanted: int | None, model: nn.Module) -> int:
     return wanted or (1 if small else torch.get_num_threads())
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Return a context that autocasts to ``dtype`` unless it is float32."""
-    return torch.autocast(device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
+@contextlib.contextmanager
+def autocast(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Autocast to ``dtype`` unless it is float32."""
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        yield
+    # torch keeps converted weights until its outermost context ends, which is that of own_torch_state() or the caller's
+    torch.clear_autocast_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
