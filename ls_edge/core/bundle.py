@@ -29,7 +29,8 @@ from ls_edge.core.files import local_folder, read_file, write_file
 from ls_edge.core.text import short_id
 from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the manifest and of the formulas of its ids."""
 MANIFEST = "manifest.json"
 METADATA = "ls_edge."
 """Prefix of metadata keys in the files of parts."""
@@ -297,8 +298,7 @@ class Bundle:
             manifest = decode_json(raw, Manifest, SCHEMA)
             manifest.block_bands  # noqa: B018 - raises unless they are bands of these blocks
         except OtherSchema as error:
-            advice = "export the run again with this version, or install the version that wrote it"
-            raise SchemaMismatch(f"{path}{error}; {advice}") from None
+            raise SchemaMismatch(f"{path}{error}; export again") from None
         except InvalidDocument as error:
             raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
         except UsageError as error:

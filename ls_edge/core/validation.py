@@ -207,10 +207,10 @@ def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
         found = msgspec.json.decode(raw, type=dict).get("schema")
         if found == schema:
             return msgspec.json.decode(raw, type=type_)
-        shown = repr(found)
+        age = "made by a newer ls-edge" if isinstance(found, int) and found > schema else "made by an older ls-edge"
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: UTF-8, or digits of an integer
         raise _json_fault(raw, type_, error) from None
-    raise OtherSchema(f" has schema {shown}, this ls-edge reads schema {schema}")
+    raise OtherSchema(f" has schema {show_value(found)}, not {schema}: {age}")
 
 
 def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocument:

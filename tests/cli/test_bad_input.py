@@ -206,12 +206,12 @@ CASES = r"""
 1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
 1 | eval foreign --data digits | foreign/blocks/01.onnx (block 1) is not the file of this bundle: sha256
-1 | eval newer --data digits | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+1 | eval newer --data digits | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
 1 | eval nothing --data digits | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is
 1 | eval types --data digits | types/manifest.json: opset is 'twenty'; it has to be a whole number;
-1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', this ls-edge reads schema 1;
+1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', not 2: made by an older ls-edge;
 1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | eval bundle nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 2 | eval bundle digits | Missing option '--data'
@@ -223,7 +223,7 @@ CASES = r"""
 1 | verify cut | cut: 1 of 6 parts are wrong: cut/stem.onnx (stem) is not the file of this
 1 | verify missing | missing: 1 of 6 parts are wrong: missing/blocks/02.onnx (block 2) is missing;
 1 | verify foreign | foreign: 1 of 6 parts are wrong: foreign/blocks/01.onnx (block 1) is not the
-1 | verify newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+1 | verify newer | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
 1 | verify nothing | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | verify folder | cannot read folder/manifest.json: Is a directory; check the path and its
 1 | verify wrong | wrong/manifest.json was changed: bundle_id is
@@ -238,7 +238,7 @@ CASES = r"""
 1 | bench file.txt | file.txt is a file; give the folder of the bundle, which
 1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | bench missing | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
-1 | bench newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+1 | bench newer | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
 2 | bench bundle --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
 2 | bench bundle --threads x | '--threads': 'x' is not a valid integer range
 2 | bench bundle --duration 0.1 --batch 0 | '--batch': '0': use numbers from 1 to 1024
@@ -267,7 +267,7 @@ CASES = r"""
 1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is not a bundle: it has no manifest.json; write one with
 1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
 2 | peer --name a --bundle good.yaml --peers bundle | bundle: cannot be read: Is a directory; check the path
-1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, this ls-edge reads schema 1;
+1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export
 2 | PEER nowhere.yaml | nowhere.yaml: cannot be read: No such file or
 2 | PEER empty | empty: cannot be read: Is a directory; check the path
 2 | PEER empty.yaml | empty.yaml: the file is empty: the key 'peers' is missing here; add it

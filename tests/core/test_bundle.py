@@ -89,7 +89,7 @@ def test_a_bundle_is_read_as_it_was_written(tmp_path):
 
 def test_the_manifest_is_written_as_the_contract_has_it(folder):
     document = json.loads((folder / "manifest.json").read_text())
-    assert document["schema"] == 1
+    assert document["schema"] == SCHEMA
     assert set(document) >= {
         "schema", "bundle_id", "model_id", "model", "method", "classes", "image", "tokens", "needs_slot", "precision",
         "opset", "parts", "verified",
@@ -210,10 +210,13 @@ def test_file_names_that_lead_out_of_the_folder_are_refused(folder, name):
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
-def test_another_schema_is_refused(folder, schema):
-    change(folder, lambda document: document.update(schema=schema))
-    with pytest.raises(SchemaMismatch, match=f"has schema {schema!r}, this ls-edge reads schema 1"):
+@pytest.mark.parametrize(
+    ("schema", "shown", "age"),
+    [(1, "1", "an older"), (3, "3", "a newer"), ("2", "'2'", "an older"), (None, "empty", "an older")],
+)
+def test_another_schema_is_refused_whatever_the_ids_are(folder, schema, shown, age):
+    change(folder, lambda document: document.update(schema=schema, bundle_id="0" * 64))
+    with pytest.raises(SchemaMismatch, match=f"has schema {shown}, not 2: made by {age} ls-edge; export again"):
         Bundle.open(folder)
 
 
@@ -244,7 +247,7 @@ def test_a_changed_manifest_does_not_match_its_id(folder, edit):
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x01", "null", '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x01", "null", '{"schema": 2}'])
 def test_a_manifest_that_is_not_a_json_object_is_refused(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(BundleError):
@@ -301,12 +304,12 @@ def test_a_wrong_manifest_is_explained_in_plain_words(folder, edit, what):
     ("raw", "what"),
     [
         (b"", "manifest.json:1:1: not JSON, expecting value"),
-        (b'{"schema": 1,\n "opset": }', "manifest.json:2:11: not JSON, expecting value"),
-        (b'{"schema": 1, "x": "\xff"}', "manifest.json: not JSON"),
+        (b'{"schema": 2,\n "opset": }', "manifest.json:2:11: not JSON, expecting value"),
+        (b'{"schema": 2, "x": "\xff"}', "manifest.json: not JSON"),
         (b"\x7fELF\x00", ": not JSON"),
         (b"[" * 100_000, ": not JSON"),
         (b"[]", "manifest.json: the file is []; it has to be a group of keys"),
-        (b'{"schema": 2}', "has schema 2, this ls-edge reads schema 1"),
+        (b'{"schema": 1}', "has schema 1, not 2: made by an older ls-edge; export again"),
         (b'{"schema": "\\u001b[2J"}', r"has schema '\x1b[2J'"),
     ],
 )

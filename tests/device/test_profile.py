@@ -28,7 +28,7 @@ def test_a_profile_survives_its_file(found, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 2}, "schema 2, this ls-edge reads schema 1"),
+        ({"schema": 2}, "has schema 2, not 1: made by a newer ls-edge; make it with"),
         ({"batch": {}}, "batch is a group of keys; it has to be a group of batch sizes"),
         ({"batch": {"x": None}}, "batch"),
         ({"threads": "many"}, "threads"),
