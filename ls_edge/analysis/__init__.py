@@ -4,8 +4,6 @@ Each kind of analysis is a file in :mod:`ls_edge.analysis.blocks` or, if it need
 :mod:`ls_edge.analysis.inside`. To add a kind, write its file and add a field to :class:`Analysis`. All kinds respect
 the model's bands and are measured in one pass over the images. Sums are float64. Memory does not grow with the number
 of images: it holds the tokens of one batch, two arrays for each block, and the outputs of a limited number of images.
-
-:mod:`ls_edge.analysis.trace` analyzes the orders of a run instead.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from ls_edge.analysis import KINDS, Analysis, check_kinds
 from ls_edge.analysis import analyze as measure
 from ls_edge.analysis.overview import print_analysis
 from ls_edge.analysis.plan import AnalysisPlan, AnalysisSettings
-from ls_edge.analysis.trace import TraceAnalysis, TraceCounts, read_lines
 from ls_edge.api.models import OpenedModel, is_bundle, open_model
-from ls_edge.core.errors import printable
 from ls_edge.core.files import local_folder
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.data.datasets import ImageSet, open_data
@@ -72,22 +70,6 @@ def analyze(
             "settings": opened.settings(some, plan.bands),
         }
     return AnalysisResult(**{**msgspec.structs.asdict(found), **more})
-
-
-def analyze_trace(
-    path: Path, images: ImageSet, *, on_progress: OnProgress = ignore_progress
-) -> tuple[TraceAnalysis, dict[int, str]]:
-    """Analyze a trace of ``run --trace``; also return the names of classes, by label, from the images."""
-    counts, size = TraceCounts(), path.stat().st_size
-    labels = {image.name: image.label for image in images.images}
-    classes: dict[int, str] = {}
-    for line, at in read_lines(path):
-        counts.add(line)
-        own = labels.get(line.image)
-        if own is not None and line.label is not None:
-            classes[line.label] = images.classes[own]
-        on_progress(at, size, "bytes")
-    return counts.result({"of": printable(path), "data": printable(images.source)}), classes
 
 
 def _inspected(opened: OpenedModel, plan: AnalysisPlan, on_progress: OnProgress) -> Inspected | None:

@@ -222,13 +222,6 @@ class Tally:
             self.right += label == prediction
             self.images.add(image or self.labeled)
 
-    def minus(self, other: Tally) -> Tally:
-        """Return the tally without the answers of ``other``."""
-        rest = Tally()
-        rest.answers, rest.labeled = self.answers - other.answers, self.labeled - other.labeled
-        rest.right, rest.images = self.right - other.right, self.images
-        return rest
-
     @property
     def top1(self) -> float | None:
         """Fraction of right answers; None without labels."""

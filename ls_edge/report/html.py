@@ -93,8 +93,6 @@ class Figure(NamedTuple):
 
     ident: str
     spec: dict[str, Any]
-    columns: int
-    """Columns of a grid of squares; 0 for other charts."""
 
 
 def _settings(summary: RunSummary) -> dict[str, Any]:
@@ -116,12 +114,11 @@ def render(template: str, *, scripts: Sequence[str] | None = None, **values: Any
     """Render a template as a page, by default with the scripts that draw charts."""
     count = 0
 
-    def figure(chart: Chart, columns: int = 0, like: Sequence[Chart] = ()) -> Figure:
-        """Place a chart; it shares its y-axis with its counterparts ``like`` for other models."""
+    def figure(chart: Chart) -> Figure:
+        """Place a chart."""
         nonlocal count
         count += 1
-        spec = charts.with_shared_axis(charts.spec_of(chart), [charts.spec_of(one) for one in like])
-        return Figure(f"chart-{count}", charts.with_parameters(spec, narrow=False), columns)
+        return Figure(f"chart-{count}", charts.with_parameters(charts.spec_of(chart), narrow=False))
 
     scripts = [library(), _asset("report.js")] if scripts is None else scripts
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"

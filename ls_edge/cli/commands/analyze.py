@@ -10,15 +10,14 @@ import click
 from ls_edge.analysis import KINDS, NOT_ASKED
 from ls_edge.analysis.overview import print_analysis
 from ls_edge.analysis.plan import AnalysisSettings
-from ls_edge.analysis.trace import is_trace, print_trace_analysis
-from ls_edge.api.analysis import analyze, analyze_trace
+from ls_edge.api.analysis import analyze
 from ls_edge.api.models import model_folders
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import note_account, print_json, warn
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.files import local_folder
-from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.data.datasets import open_data
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 
@@ -41,9 +40,6 @@ These kinds need a run. Kinds that the model lacks are left out, with the reason
 {_listed(needs_run=True)}
 
 probe and umap need the extra analyze.
-
-With a trace of 'run --trace' instead of a model: the orders and subsets that occurred, accuracy by order and by
-skipped block, and images whose answer depends on them.
 """
 
 
@@ -55,10 +51,9 @@ skipped block, and images whose answer depends on them.
         "ls-edge analyze bundle --data val --what importance,agreement --json",
         "ls-edge analyze run --data val --limit 500 --report analysis.html",
         "ls-edge analyze shuffled start --data val --report both.html",
-        "ls-edge analyze trace.jsonl --data val --report orders.html",
     ),
 )
-@click.argument("models", type=options.FILE, nargs=-1, required=True, metavar="RUN_OR_BUNDLE_OR_TRACE...")
+@click.argument("models", type=options.FILE, nargs=-1, required=True, metavar="RUN_OR_BUNDLE...")
 @options.DATA
 @options.settings(AnalysisSettings)
 @options.JSON
@@ -70,14 +65,9 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Analyze one model, or two next to each other, or a trace."""
+    """Analyze one model, or or two next to each other."""
     if len(models) > 2:
         raise UsageError(f"{len(models)} models; name one, or two to show next to each other")
-    if is_trace(models[0]):
-        if len(models) > 1 or settings["what"] is not None:
-            raise UsageError(f"{models[0]} is a trace, which has no second model and no --what; leave them out")
-        _analyze_trace(models[0], open_data(data, "eval"), report, as_json=as_json)
-        return
     for folder in models:
         if (runs := model_folders(folder)) != [local_folder(folder)]:
             raise UsageError(f"{folder} is a folder of runs; name one of them, such as {runs[0]}")
@@ -100,18 +90,3 @@ def command(
         from ls_edge.analysis.page import write_analysis
 
         write_analysis(report, analyses)
-
-
-def _analyze_trace(path: Path, images: ImageSet, report: Path | None, *, as_json: bool) -> None:
-    """Analyze a trace; the images give names of classes and pictures."""
-    with StepProgress("analyze") as progress:
-        found, classes = analyze_trace(path, images, on_progress=progress)
-    note_account(images.account())
-    if as_json:
-        print_json(found)
-    else:
-        print_trace_analysis(found, open_console())
-    if report is not None:
-        from ls_edge.analysis.page import write_trace_analysis
-
-        write_trace_analysis(report, found, images.images, classes)

@@ -26,7 +26,6 @@ from ls_edge.report.charts.specification import (
     spec_of,
     svg_of,
     with_parameters,
-    with_shared_axis,
     write_svg,
 )
 
@@ -46,6 +45,5 @@ __all__ = [
     "spec_of",
     "svg_of",
     "with_parameters",
-    "with_shared_axis",
     "write_svg",
 ]

@@ -107,39 +107,6 @@ def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
     return {**spec, "params": [{"name": "narrow", "value": narrow}, *spec.get("params", [])]}
 
 
-def with_shared_axis(spec: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Extend the y-axis of a chart to the values of all ``others`` of its kind, unless its domain is already set."""
-    found = [_axis_of(one) for one in (spec, *others)]
-    if not others or not all(axis for axis, _ in found) or len(found[0][0]) == 0:
-        return spec
-    values = [value for _, numbers in found for value in numbers]
-    scales = [axis.get("scale") or {} for axis in found[0][0]]
-    if not values or any("domain" in scale for scale in scales):
-        return spec
-    starts = [] if any(scale.get("zero") is False or scale.get("type") == "log" for scale in scales) else [0.0]
-    for axis in found[0][0]:
-        axis["scale"] = {**(axis.get("scale") or {}), "domain": [min(values + starts), max(values + starts)]}
-    return spec
-
-
-def _axis_of(spec: dict[str, Any], rows: Sequence[Row] = ()) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return the definitions of a chart's numeric y-axis and its values; both are empty for concatenated charts."""
-    if "resolve" in spec or any(key.endswith("concat") for key in spec):
-        return [], []
-    if "values" in (data := spec.get("data") or {}):
-        rows = json.loads(data["values"]) if isinstance(data["values"], str) else data["values"]
-    elif "name" in data:
-        rows = spec.get("datasets", {}).get(data["name"], rows)
-    encoding = spec.get("encoding", {})
-    axes = [encoding["y"]] if encoding.get("y", {}).get("type") == "quantitative" else []
-    fields = {encoding[name].get("field") for name in ("y", "y2") if name in encoding} if axes else set()
-    numbers = [float(row[field]) for row in rows for field in fields if row.get(field) is not None]
-    for layer in spec.get("layer", ()):
-        more, values = _axis_of(layer, rows)
-        axes, numbers = axes + more, numbers + values
-    return axes, numbers
-
-
 def chart_of(rows: list[Row]) -> Chart:
     """Return a chart of rows, which are stored as one string, because Altair deep-copies a chart at every step."""
     text = json.dumps(rows, allow_nan=False)
@@ -201,7 +168,7 @@ def accuracy_chart(
     """Draw accuracies with 95 % intervals and text, and the accuracy of a guess; return None without rows.
 
     A row has ``name``, ``top1``, ``low``, ``high``, ``text``, and ``answers``, and either the color ``paint`` or a
-    ``kind``. Rows with the same name and different kinds are drawn below each other.
+    ``kind``.
     """
     if not rows:
         return None
@@ -218,8 +185,6 @@ def accuracy_chart(
         alt.Tooltip("high:Q", title="to", format=".1%"),
     ]
     base = chart_of(rows).encode(y=names_axis("name:N", names), tooltip=tips)
-    if len(rows) > len(names):
-        base = base.encode(yOffset=alt.YOffset("kind:N", sort=list(kinds)))
     legend = wide_legend() if len(kinds) > 1 else None
     paint = category_color("kind:N", kinds, legend=legend) if kinds else alt.Color("paint:N", scale=None, legend=None)
     dots = {"size": 90, "stroke": color("bg"), "strokeWidth": 1.5, "opacity": 1}

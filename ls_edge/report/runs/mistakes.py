@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ls_edge.core.errors import DataError
@@ -69,23 +69,17 @@ def wrong_images(records: Iterable[RequestRecord], images: Iterable[ImageRef]) -
 
     Images that can no longer be read are left out.
     """
-    wrong = list({record.image: record for record in wrong_answers(records)}.values())
-    step = max(1, -(-len(wrong) // MOST_IMAGES))
-    chosen = {record.image: record for record in wrong[::step]}
-    pictures = pictures_of(chosen, images)
-    return [WrongImage(record, pictures[name]) for name, record in chosen.items() if name in pictures]
-
-
-def pictures_of(names: Collection[str], images: Iterable[ImageRef]) -> dict[str, str]:
-    """Return small pictures of the named images as data URIs; images that cannot be read are left out."""
     from ls_edge.data.decoding import decode  # Pillow, which most reports do not need
     from ls_edge.report.pictures import data_uri
 
-    readers = {image.name: image.read for image in images if image.name in names}
-    found = {}
-    for name in names:
+    wrong = list({record.image: record for record in wrong_answers(records)}.values())
+    step = max(1, -(-len(wrong) // MOST_IMAGES))
+    chosen = {record.image: record for record in wrong[::step]}
+    readers = {image.name: image.read for image in images if image.name in chosen}
+    found = []
+    for name, record in chosen.items():
         with contextlib.suppress(DataError, KeyError):
             image = decode(readers[name](), exif_orientation=True)
             image.thumbnail((96, 96))
-            found[name] = data_uri(image)
+            found.append(WrongImage(record, data_uri(image)))
     return found

@@ -17,7 +17,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,32 +26,22 @@ from ls_edge.core.files import open_output
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.runs.intervals import Span, intervals_of
+from ls_edge.report.runs.intervals import SOURCE, Work, work_of
 from ls_edge.version import __version__
 
-SOURCE = ""
-"""Name of the source, as in :attr:`Span.holder`; empty because a peer may be called "source"."""
 _SOURCE_PID = 1
 _NOTES = {
     "clock": "the source's, microseconds since the start of the run; clocks of devices are not compared",
     "measured": "submission and latency of each request, stem and head, by the source; queue, engine, codec and wait "
-    "of each visit and track, by its holder, as durations; begin and end of the tracks of a wave, by its joiner",
+    "of each visit and track, by its holder, as durations; begin and end of the tracks of others, by the joiner",
     "inferred": "wire: the rest of a latency, in equal parts over its hops, and the time of a track that its holder "
     "does not account for, in equal parts there and back; the start of a visit follows from it. Within a visit: "
     "queue, codec, engine, wait, one after the other; blocks of one visit or track share its engine time in equal "
-    "parts. other: not explained by any duration",
+    "parts",
     "not_recorded": "the size of the batch in which an engine ran a block",
 }
 
 _Event = dict[str, Any]
-
-
-class _Chain(NamedTuple):
-    """Consecutive spans of a request in one process."""
-
-    process: str
-    spans: list[Span]
-    visit: bool
 
 
 def write_trace_events(
@@ -87,15 +77,16 @@ def trace_events(
         mark = {"name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0}
         yield {**mark, "pid": rows.pids[event.peer], "args": {"why": printable(event.why)}}
     yield from _in_flight(records)
-    # Later requests have later chains, so all chains that begin before the next submission can be assigned to lanes.
-    waiting: list[tuple[int, int, RequestRecord, _Chain]] = []
+    # Later requests have later work, so all work that begin before the next submission can be assigned to lanes.
+    waiting: list[tuple[int, int, RequestRecord, Work]] = []
     count = itertools.count()
     for record in sorted(records, key=lambda one: one.submitted_us):
         while waiting and waiting[0][0] < record.submitted_us * 1000:
             yield from rows.slices(*heapq.heappop(waiting)[2:])
         yield from _request(record)
-        for chain in _chains(record):
-            heapq.heappush(waiting, (_ns(chain.spans[0].start), next(count), record, chain))
+        for work in work_of(record):
+            if work.spans:
+                heapq.heappush(waiting, (_ns(work.spans[0].start), next(count), record, work))
     while waiting:
         yield from rows.slices(*heapq.heappop(waiting)[2:])
 
@@ -116,10 +107,10 @@ class _ProcessRows:
             yield _metadata("process_name", pid, 0, {"name": printable(name) or "source"})
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
-    def slices(self, record: RequestRecord, chain: _Chain) -> Iterator[_Event]:
-        """Yield the slices of a chain in a free lane, preceded by the metadata of a new process or lane."""
-        yield from self.process(chain.process)
-        pid, free, spans = self.pids[chain.process], self._free[chain.process], chain.spans
+    def slices(self, record: RequestRecord, work: Work) -> Iterator[_Event]:
+        """Yield the slices of some work in a free lane, preceded by the metadata of a new process or lane."""
+        yield from self.process(work.holder)
+        pid, free, spans = self.pids[work.holder], self._free[work.holder], work.spans
         start, end = _ns(spans[0].start), _ns(spans[-1].end)
         lane = next((lane for lane, since in enumerate(free) if since <= start), len(free))
         if lane == len(free):
@@ -127,21 +118,21 @@ class _ProcessRows:
             yield _metadata("thread_name", pid, lane + 1, {"name": f"lane {lane + 1}"})
         free[lane] = end
         place = {"pid": pid, "tid": lane + 1}
-        if chain.visit:
+        if work.holder != SOURCE:
             blocks = [span.block for span in spans if span.block is not None]
             about = {"request": record.id, "blocks": blocks, "attempts": record.attempts}
-            yield _slice(f"request {record.id}", "visit", start, end, place, about)
+            name = f"request {record.id}" + (f" ({work.why})" if work.why else "")
+            yield _slice(name, "visit", start, end, place, about)
         for span in spans:
-            about = {"request": record.id, "critical": span.critical}
-            name = f"{span.stage} ({span.why})" if span.why else span.stage
+            name, about = span.stage, {"request": record.id}
             if span.block is not None:
                 name = part_name(span.block)
                 about |= {"block": span.block, "attempts": record.attempts}
             yield _slice(name, span.stage, _ns(span.start), _ns(span.end), place, about)
         # An arrow from the stem through all processes to the head.
         flow = {"name": "request", "cat": "flow", "id": record.id, **place}
-        if chain.visit or spans[0].stage == "stem":
-            yield {**flow, "ph": "t" if chain.visit else "s", "ts": start / 1000}
+        if work.holder != SOURCE or spans[0].stage == "stem":
+            yield {**flow, "ph": "t" if work.holder != SOURCE else "s", "ts": start / 1000}
         else:
             yield {**flow, "ph": "f", "bp": "e", "ts": _ns(spans[-1].start) / 1000}
 
@@ -180,32 +171,6 @@ def _request(record: RequestRecord) -> Iterator[_Event]:
     common = {"name": "request", "cat": "request", "id": record.id, "pid": _SOURCE_PID, "tid": 0}
     yield {**common, "ph": "b", "ts": record.submitted_us, "args": about}
     yield {**common, "ph": "e", "ts": record.submitted_us + record.latency_us}
-
-
-def _chains(record: RequestRecord) -> Iterator[_Chain]:
-    """Yield the work on a request in each process, in order of its start."""
-    laid = intervals_of(record)
-    at_source = [span for span in laid.spans if not span.holder]
-    stem = [span for span in at_source if span.stage == "stem"]
-    if stem:
-        yield _Chain(SOURCE, stem, visit=False)
-    for visit in laid.visits:
-        by_row: dict[tuple[str, int], list[Span]] = {}
-        for span in visit:
-            if span.end > span.start or span.block is not None:
-                by_row.setdefault((span.holder, span.row), []).append(span)
-        for (holder, _), spans in by_row.items():
-            # Spans of a row are one chain, unless a joiner did two things at the same time.
-            chains: list[list[Span]] = []
-            for span in sorted(spans, key=lambda one: (_ns(one.start), _ns(one.end))):
-                home = next((chain for chain in chains if _ns(chain[-1].end) <= _ns(span.start)), None)
-                if home is None:
-                    chains.append([span])
-                else:
-                    home.append(span)
-            yield from (_Chain(holder, chain, visit=True) for chain in chains)
-    if len(at_source) > len(stem):
-        yield _Chain(SOURCE, at_source[len(stem) :], visit=False)
 
 
 def _ns(microseconds: float) -> int:

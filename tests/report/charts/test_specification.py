@@ -3,14 +3,13 @@
 import copy
 import json
 
-import altair as alt
 from altair.utils.schemapi import debug_mode
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ls_edge.core.records import PeerEvent, PeerState, Visit
 from ls_edge.report import charts
-from ls_edge.report.charts.specification import lines_chart, svg_of, with_shared_axis
+from ls_edge.report.charts.specification import svg_of
 from ls_edge.report.theme import CHART_CONFIG
 from tests.report.drawing import data_of, data_of_run, histogram, narrative, record, rows_of, spec_of
 
@@ -59,17 +58,3 @@ def test_drawing_a_file_leaves_the_configuration_unchanged():
     before = copy.deepcopy(CHART_CONFIG)
     svg_of(histogram(data_of([record()])))
     assert before == CHART_CONFIG
-
-
-def test_charts_of_several_models_share_their_y_axis():
-    small, large = (spec_of(lines_chart({"a": {0: 0.1, 4: high}}, "blocks left out", "change")) for high in (0.2, 0.9))
-    drawn = [with_shared_axis(one, [other]) for one, other in ((small, large), (large, small))]
-    assert [one["encoding"]["y"]["scale"]["domain"] for one in drawn] == [[0, 0.9]] * 2
-    alone = spec_of(lines_chart({"a": {0: 0.1}}, "x", "change"))
-    assert with_shared_axis(alone, [])["encoding"]["y"].get("scale", {}).get("domain") is None
-
-
-def test_a_shared_logarithmic_axis_has_no_zero():
-    drawn = [lines_chart({"a": {0: low, 1: 2.0}}, "x", "y", scale=alt.Scale(type="log")) for low in (0.1, 0.01)]
-    shared = with_shared_axis(spec_of(drawn[0]), [spec_of(drawn[1])])
-    assert shared["encoding"]["y"]["scale"] == {"type": "log", "domain": [0.01, 2.0]}
