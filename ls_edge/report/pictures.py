@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from PIL import Image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 LEAST_SIDE = 96
 """Width in pixels below which pictures are enlarged."""
@@ -27,6 +30,8 @@ def picture(values: np.ndarray) -> str:
 
     Small pictures are enlarged by a whole factor.
     """
+    from PIL import Image
+
     colors = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=2)
     solid = np.isfinite(colors).all(axis=2, keepdims=True)
     pixels = np.concatenate((np.clip(np.where(solid, colors, 0.0), 0, 1), solid), axis=2)

@@ -94,7 +94,7 @@ class Sender(Client):
         :class:`LinkError` for keys or names that do not match the file.
         """
         self._targets = {peer.name: Target(peer) for peer in peers.peers}
-        super().__init__(peers, keys, _name_of(peers, keys), "pusher")
+        super().__init__(peers, keys, pusher_name(peers, keys), "pusher")
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._warned: set[str] = set()
@@ -249,7 +249,7 @@ def _progress(stored: Stored) -> tuple[object, ...]:
     return stored.state, stored.manifest, stored.missing, stored.built, stored.step
 
 
-def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
+def pusher_name(peers: PeersFile, keys: KeyPair | None) -> str:
     """Return the name of the source with this key; raise :class:`UsageError` if it may not push."""
     if not peers.uses_keys:
         raise UsageError(

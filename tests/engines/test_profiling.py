@@ -50,7 +50,7 @@ def test_a_profile_without_sensors_has_times_and_memory_but_no_power(bundle, tmp
     assert (found.throttled, found.throttled_by) == (False, [])
     assert (found.device.l4t, found.device.power_mode, found.device.battery_wh) == (None, None, None)
     assert steps[0][2] == "idle"
-    assert steps[-1] == (10, 10, "done")
+    assert steps[-1] == (9, 10, "batch 2")
     assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
 
 

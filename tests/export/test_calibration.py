@@ -6,21 +6,23 @@ import torch
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, VerificationError
+from ls_edge.data.datasets import open_data
 from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.int8 import quantize_explicit
 
 
 def test_calibration_images_are_the_models_input_and_come_in_halves(loaded):
-    found = read_calibration("digits", loaded.record.image, loaded.record.classes, 60)
+    digits = open_data("digits", "eval")
+    found = read_calibration(digits.take(60), loaded.record.image, loaded.record.classes)
     for half in (found.fit, found.held_out):
         assert half.images.shape == (30, 3, *loaded.record.image.size)
         assert half.images.dtype == np.float32
         assert set(half.labels) == set(range(10))
     assert not any((held == fit).all() for held in found.held_out.images for fit in found.fit.images)
     with pytest.raises(DataError, match=r"digits: 9 images can be read, calibration needs at least 16"):
-        read_calibration("digits", loaded.record.image, loaded.record.classes, 9)
+        read_calibration(digits.take(9), loaded.record.image, loaded.record.classes)
     with pytest.raises(DataError, match="the model has no class"):
-        read_calibration("digits", loaded.record.image, tuple("abcdefghi9"), 60)
+        read_calibration(digits, loaded.record.image, tuple("abcdefghi9"))
 
 
 def test_ranges_are_the_largest_inputs_of_each_layer(traced, loaded, few_images):

@@ -25,8 +25,7 @@ from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
 from ls_edge.runtime.clients.applied_file import running_file
 from ls_edge.runtime.clients.apply import Applier, Change, results_of
-from ls_edge.runtime.clients.sender import PushError, PushResult
-from ls_edge.runtime.clients.session import source_name
+from ls_edge.runtime.clients.sender import PushError, PushResult, pusher_name
 
 _STYLES = {"active": "green", "failed": "red", "missing": "red"}
 _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "remove": "removed"}
@@ -79,7 +78,7 @@ def command(
     current, keys = peers_to_ask(new if peers is None else peers, secret_key)
     file = current if peers is None else open_peers(new)
     if peers is None:
-        current = running_file(file, keys, source_name(file, keys, "")) or file
+        current = running_file(file, keys, pusher_name(file, keys)) or file
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None
     with (

@@ -75,5 +75,5 @@ def test_a_device_that_throttles_is_marked(command, bundle, tmp_path, monkeypatc
     out = tmp_path / "hot.json"
     code, _, errors = command("bench", bundle, "--out", out, "--duration", 0.02, "--threads", 1, "--name", "hot")
     assert code == 3
-    assert "the device throttled, so these times cannot be used: cpu-thermal at 100" in errors
+    assert "the device throttled, so these times cannot be used: cpu-thermal 0 at 100 °C (limit 99)" in errors
     assert load_profile(out).throttled
