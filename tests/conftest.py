@@ -29,6 +29,10 @@ from tests import forked_processes, tiers
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
+# Compiled modules are kept: hundreds of processes would compile them again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # ONNX Runtime would keep a store of events in the user's home and send it to its maker.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
