@@ -109,14 +109,9 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
             report.add(subject, text)
         report.run("doctor")
         report.run("verify", folder)
-        numbers = (*_PYTHON, "ls_edge.engines.board_numbers")
         if importlib.util.find_spec("tensorrt") is not None:
             report.run("build", folder)
-            for wait in ("usual", "spin", "blocking"):
-                report.program(f"visits, {wait} waits", "visits", (*numbers, "visits", folder, wait))
-        else:
-            report.add("visits", "TensorRT is not installed; bench has the times of visits of the engine that is used")
-        report.program("errors of parts", "errors", (*numbers, "errors", folder))
+        report.program("errors of parts", "errors", (*_PYTHON, "ls_edge.engines.board_numbers", folder))
         report.run("bench", folder)
         report.run("bench", folder, "--out", "profile.json", "--json")
         try:

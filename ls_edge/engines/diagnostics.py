@@ -30,6 +30,7 @@ from ls_edge.device.requirements import (
     numbers,
 )
 from ls_edge.engines.cuda.runtime import NO_DRIVER
+from ls_edge.engines.providers import NOT_USED
 from ls_edge.engines.tensorrt.build import tensorrt_name
 
 # Written with the package onnx, which boards do not have; a test compares them with its output.
@@ -212,7 +213,7 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
         yield Finding("bad", "engine ONNX Runtime", detail, _numpy_fix(listed))
     for provider in listed.found["all"]:
         what = f"engine {provider}"
-        if provider == "AzureExecutionProvider":  # sends tensors to a web service
+        if provider in NOT_USED:
             continue
         tried = probe(_PROVIDER_CODE, PRODUCT_MODEL, provider)
         if tried.found is not None and tried.found["right"]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import re
 from collections import OrderedDict
@@ -31,7 +30,6 @@ from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import (
     CPU,
-    TENSORRT,
     memory_of,
     preload,
     providers_of,
@@ -142,23 +140,14 @@ class OnnxEngine:
         """Open a model; raise :class:`EngineError` that names the part if it or the provider does not load.
 
         With a ``workspace`` (CUDA provider only), tokens stay on the GPU between engines that share it. ``options``
-        apply to providers that build engines, and limit GPU memory.
+        limit GPU memory.
         """
         self.part = part
         self.signature = signature
         self.threads = threads
         self.workspace = workspace
         stream = None if workspace is None else workspace.stream
-        digest = ""
-        if provider == TENSORRT:
-            digest = model.sha256 if isinstance(model, OpenPart) else hashlib.sha256(model).hexdigest()
-        providers = providers_of(
-            provider,
-            options=options,
-            signature=signature,
-            stream=stream,
-            onnx_sha256=digest,
-        )
+        providers = providers_of(provider, options=options, stream=stream)
         self._session: Any = open_session(model, part, provider=provider, threads=threads, providers=providers)
         self.provider = provider
         if workspace is not None:

@@ -23,7 +23,7 @@ from ls_edge.device import hardware
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
-from ls_edge.engines.providers import CPU, CUDA, full_name
+from ls_edge.engines.providers import CPU, CUDA, NOT_USED, full_name
 from ls_edge.engines.reference import check_engine
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
@@ -85,10 +85,10 @@ def choose(
 
     ``auto`` chooses TensorRT if it is installed, there is a GPU, TensorRT can read the bundle, and no provider is
     named; otherwise ONNX Runtime on CUDA if ``part`` loads there; otherwise ONNX Runtime on the CPU. ``failed``
-    contains known reasons against ``tensorrt`` or the CUDA provider. A named provider (``cpu``, ``cuda``,
-    ``tensorrt``, or ONNX Runtime's own name) is not checked here; opening a part shows whether it loads. Raise
-    :class:`UsageError` for another kind or for TensorRT with a provider, and :class:`EngineError` if no suitable
-    library is installed.
+    contains known reasons against ``tensorrt`` or the CUDA provider. A named provider (``cpu``, ``cuda``, or
+    ONNX Runtime's own name) is not checked here; opening a part shows whether it loads. Raise :class:`UsageError` for
+    another kind, for TensorRT with a provider, and for a provider that is not supported; raise :class:`EngineError` if
+    no suitable library is installed.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
@@ -97,6 +97,8 @@ def choose(
         if named:
             raise UsageError(f"provider {provider!r}: only ONNX Runtime has providers; leave it out for tensorrt")
         return EngineChoice("tensorrt", str(this_device()))
+    if named and provider in ("tensorrt", *NOT_USED):
+        raise UsageError(f"provider {provider!r} is not supported; use 'engine: tensorrt', or provider cuda or cpu")
     if named:
         return EngineChoice("onnx", full_name(str(provider)))
     passed_over: list[str] = []

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 cudaStreamNonBlocking = 1
-cudaHostAllocMapped = 2
 _FREED = 0xDD
 _FRESH = 0xCD
 
@@ -67,7 +66,6 @@ class Allocation:
     size: int
     bytes: np.ndarray
     freed: bool = False
-    mapped: bool = False
 
 
 @dataclass(eq=False)
@@ -115,7 +113,7 @@ class Device:
         """Errors to return, by function: one for all calls, or a list with one (or None) for each of the next calls."""
         self.page_cache = 0
         """Bytes that Linux would give back, which cudaMemGetInfo counts as used on an integrated GPU."""
-        self.multiprocessors, self.flags = 8, 0
+        self.multiprocessors = 8
         self.counts = Counter()
         self.misuse = []
         """Errors that real hardware may not notice."""
@@ -127,7 +125,7 @@ class Device:
 
     def left(self):
         """Allocations that were not freed."""
-        alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed and a.kind != "mapped"]
+        alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed]
         handles = (("stream", self.streams), ("graph", self.graphs), ("executable graph", self.execs))
         return alive + [f"{what} {number}" for what, table in handles for number in table]
 
@@ -150,15 +148,6 @@ class Device:
         memory.fill(_FRESH)
         return self._add(Allocation(kind, address, size, memory))
 
-    def map(self, address):
-        """Return the address on the GPU of mapped pinned memory, which differs from that on the host."""
-        found = [a for a in self.allocations if a.address == address and a.kind == "pinned" and not a.freed]
-        if not found or not found[0].mapped:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is not mapped memory")
-        made = self._add(Allocation("mapped", self._next_device, found[0].size, found[0].bytes))
-        self._next_device += -(-made.size // 512) * 512 + 4096
-        return made.address
-
     def _add(self, made):
         place = bisect.bisect(self._addresses, made.address)
         self._addresses.insert(place, made.address)
@@ -173,8 +162,7 @@ class Device:
             raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was already freed")
         if any(stream.queue for stream in self.streams.values()):
             self.misuse.append(f"{kind} memory was freed while work was queued")
-        for allocation in self.allocations:
-            allocation.freed |= allocation.bytes is found[0].bytes
+        found[0].freed = True
         found[0].bytes.fill(_FREED)
 
     def span(self, kind, address, size):
@@ -183,7 +171,7 @@ class Device:
         found = self.allocations[place] if place >= 0 else None
         if found is None or address >= found.address + found.size:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is not {kind} memory")
-        if found.kind not in (kind, "mapped" if kind == "device" else kind):
+        if found.kind != kind:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is {found.kind} memory, not {kind}")
         if found.freed:
             raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} was freed")
@@ -267,7 +255,7 @@ def _call(name, body):
 
 
 _GIVING = {
-    "cudaMalloc", "cudaHostAlloc", "cudaHostGetDevicePointer", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
+    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
     "cudaGraphInstantiateWithFlags", "cudaGetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties",
     "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaMemGetInfo",
 }  # fmt: skip
@@ -278,16 +266,7 @@ def cudaMalloc(size):
 
 
 def cudaHostAlloc(size, flags):
-    def body():
-        made = DEVICE.allocate("pinned", size)
-        made.mapped = bool(flags & cudaHostAllocMapped)
-        return made.address
-
-    return _call("cudaHostAlloc", body)
-
-
-def cudaHostGetDevicePointer(pHost, flags):
-    return _call("cudaHostGetDevicePointer", lambda: DEVICE.map(pHost))
+    return _call("cudaHostAlloc", lambda: DEVICE.allocate("pinned", size).address)
 
 
 def cudaFree(devPtr):
@@ -400,13 +379,6 @@ def cudaGetErrorString(error):
 def cudaGetLastError():
     fault, _THREAD.fault = DEVICE.sticky or getattr(_THREAD, "fault", None), None
     return (cudaError_t.cudaSuccess if fault is None else fault.code,)
-
-
-def cudaSetDeviceFlags(flags):
-    def body():
-        DEVICE.flags = flags
-
-    return _call("cudaSetDeviceFlags", body)
 
 
 def cudaGetDevice():

@@ -5,24 +5,21 @@ providers and "runs" on the stream of ``user_compute_stream``, between addresses
 TF32 on gets results that are rounded as TF32 rounds.
 """
 
-import json
 from pathlib import Path
 
 import cudart as cuda
 import numpy as np
-import onnx
 import onnxruntime
 
-CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 OPTIONS = {
     CUDA: {
         "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream",
         "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "user_compute_stream", "enable_cuda_graph",
         "prefer_nhwc", "use_ep_level_unified_stream", "use_tf32", "fuse_conv_bias",
     },
-    TENSORRT: json.loads(Path(__file__).with_name("provider_options.json").read_text())["options"],
 }  # fmt: skip
-"""Options of onnxruntime-gpu 1.31: CUDA's from its documentation, TensorRT's from the messages of its Python module."""
+"""Options of onnxruntime-gpu 1.31, from its documentation."""
 
 
 class OnnxRuntimeWithCuda:
@@ -30,13 +27,13 @@ class OnnxRuntimeWithCuda:
 
     def __init__(self, *, broken=()):
         """``broken``: providers that are listed and whose libraries do not load."""
-        self.broken, self.opened, self.preloaded, self.engines = broken, [], 0, {}
+        self.broken, self.opened, self.preloaded = broken, [], 0
 
     def __getattr__(self, name):
         return getattr(onnxruntime, name)
 
     def get_available_providers(self):
-        return [TENSORRT, CUDA, "CPUExecutionProvider"]
+        return ["TensorrtExecutionProvider", CUDA, "CPUExecutionProvider"]
 
     def preload_dlls(self, cuda=True, cudnn=True, msvc=True, directory=None):
         self.preloaded += 1
@@ -49,31 +46,9 @@ class OnnxRuntimeWithCuda:
             unknown = set(given) - set(OPTIONS.get(name, ()))
             if unknown:
                 raise RuntimeError(f"Unknown provider option: {', '.join(unknown)}")
-            for key, value in given.items():
-                if name == TENSORRT and not _is_taken(value, OPTIONS[TENSORRT][key]):
-                    raise RuntimeError(f"[TensorRT] The value for the key '{key}' should be {OPTIONS[TENSORRT][key]}")
-            if name == TENSORRT and given.get("trt_engine_cache_enable") == "True":
-                names = (given["trt_engine_cache_path"], given.get("trt_engine_cache_prefix"), _names(raw))
-                raw = self.engines.setdefault(names, raw)
         named = [name for name, _ in providers if name not in self.broken]
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         return Session(session, named, dict(providers).get(CUDA, {}))
-
-
-def _is_taken(value, wanted):
-    """Whether the binding takes a value, according to its message about the option."""
-    if wanted.startswith("'True' or 'False'"):
-        return value in ("True", "False")
-    return value.isdecimal() if "number" in wanted else bool(value)
-
-
-def _names(raw):
-    """The names that ONNX Runtime tells cached engines apart by: weights are not among them."""
-    graph = onnx.load_model_from_string(raw).graph
-    return (
-        *(i.name for i in (*graph.input, *graph.initializer)),
-        *(name for node in graph.node for name in node.output),
-    )
 
 
 class Session:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
@@ -49,24 +48,10 @@ def gpu(doubles):
     return sys.modules["cudart"].DEVICE
 
 
-def mapped(workspace):
-    """The class of workspaces, with engines that read and write the memory of the host."""
-
-    class Mapped(workspace):
-        def __init__(self, *given, **settings):
-            super().__init__(*given, **settings | {"is_mapped": True})
-
-    return Mapped
-
-
-@pytest.fixture(params=["late", "early", "mapped"])
-def any_gpu(gpu, request, monkeypatch):
-    """A double whose queued work runs late, when it is waited for, or early; or one that works in mapped buffers."""
+@pytest.fixture(params=["late", "early"])
+def any_gpu(gpu, request):
+    """A double whose queued work runs late, when it is waited for, or early."""
     gpu.eager = request.param == "early"
-    gpu.integrated = int(request.param == "mapped")
-    gpu.copies = 1 - gpu.integrated
-    if gpu.integrated:
-        monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", mapped(CudaWorkspace))
     return gpu
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.benchmark import bench
-from ls_edge.engines.providers import TENSORRT
 from ls_edge.export.merge import merge
 
 
@@ -33,12 +32,6 @@ def test_chain_and_monolith_are_timed_and_compared(bundle, whole):
         found["chain_ms"]["p50"] / found["monolith_ms"]["p50"], abs=1e-3
     )
     assert found["repeats"] >= 3
-
-
-def test_the_monolith_takes_the_batch_of_the_parts(bundle, whole, ort):
-    bench(bundle, threads=1, batch=9, duration=0.02, provider="tensorrt", monolith=(whole, "merged"))
-    shapes = [dict(one)[TENSORRT]["trt_profile_max_shapes"] for one in ort.opened[: bundle.num_blocks + 3]]
-    assert [shape.split(":")[1].split("x")[0] for shape in shapes] == ["16"] * len(shapes)
 
 
 def test_without_a_monolith_the_reason_is_reported(bundle):

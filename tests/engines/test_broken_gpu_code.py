@@ -12,7 +12,6 @@ from ls_edge.engines.cuda import memory as cuda_memory
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.tensorrt import engine as tensorrt_engine
-from tests.engines.conftest import mapped
 from tests.engines.reference import ORDER, expected, tokens
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
@@ -39,21 +38,8 @@ PROFILE = "set_optimization_profile_async(self._profile_of(batch), self.workspac
 )  # fmt: skip
 def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
     broken = changed(cuda_memory, old, new).CudaWorkspace
-    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", mapped(broken) if gpu.integrated else broken)
+    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", broken)
     assert is_found(bundle, gpu, exact), what
-
-
-@pytest.mark.parametrize(
-    ("what", "old", "new"),
-    [
-        ("no synchronization", WAIT, "pass"),
-        ("memory that is not mapped", "MAPPED if self._is_shared else 0", "0"),
-        ("an address of the other buffer", "first.name: source.device", "first.name: self._buffers[0].device"),
-    ],
-)  # fmt: skip
-def test_broken_sharing_of_memory_is_found(bundle, gpu, exact, monkeypatch, what, old, new):
-    gpu.integrated = 1
-    test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what, old, new)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ls_edge.core.errors import BundleError, DigestMismatch, EngineError, UsageE
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.providers import CPU, CUDA, TENSORRT
+from ls_edge.engines.providers import CPU, CUDA
 from tests.engines.reference import ORDER, close, plain, tokens
 
 
@@ -45,7 +45,7 @@ def test_block_engines_need_only_their_own_files(tiny_bundle, tmp_path):
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this build has CUDA")
 def test_a_missing_provider_is_refused_and_auto_is_the_cpu(bundle):
     for asked, name in (("cuda", "CUDAExecutionProvider"), ("CUDAExecutionProvider", "CUDAExecutionProvider"),
-                        ("tensorrt", "TensorrtExecutionProvider"), ("Sausage", "Sausage")):  # fmt: skip
+                        ("Sausage", "Sausage")):  # fmt: skip
         with pytest.raises(EngineError, match=f"^{name} is not in this build"):
             open_engine(bundle, "head", provider=asked)
     for asked in (None, "auto", "cpu", CPU):
@@ -71,6 +71,8 @@ def test_contradicting_kinds_and_providers_are_refused(bundle):
         choose(bundle, "paper")
     with pytest.raises(UsageError, match=r"provider 'cuda': only ONNX Runtime has providers"):
         choose(bundle, "tensorrt", "cuda")
+    with pytest.raises(UsageError, match="provider 'tensorrt' is not supported; use 'engine: tensorrt'"):
+        choose(bundle, "auto", "tensorrt")
     assert choose(bundle, "auto", "cuda").provider == CUDA
 
 
@@ -95,16 +97,12 @@ def test_auto_chooses_onnxruntime_for_a_dynamic_int8_bundle(tiny_bundle):
     assert any(why.startswith("tensorrt: the bundle's int8 is dynamic, export it with") for why in choice.passed_over)
 
 
-@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
-def test_the_sessions_of_a_peer_divide_its_gpu_memory(bundle, ort, tmp_path, monkeypatch, provider):
-    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
+def test_the_sessions_of_a_peer_divide_its_gpu_memory(bundle, ort):
     for limit, share in ((3 << 20, str(1 << 20)), (None, None)):
         ort.opened.clear()
-        for engine in open_block_engines(bundle, (0, 1, 2), provider=provider, gpu_mem_limit=limit).values():
+        for engine in open_block_engines(bundle, (0, 1, 2), provider="cuda", gpu_mem_limit=limit).values():
             engine.close()
         assert {dict(options)[CUDA].get("gpu_mem_limit") for options in ort.opened} == {share}
-        workspaces = {dict(options).get(TENSORRT, {}).get("trt_max_workspace_size") for options in ort.opened}
-        assert workspaces == ({share} if provider == "tensorrt" else {None})
 
 
 def test_without_a_cuda_runtime_tokens_are_copied_and_a_warning_is_logged(bundle, ort, any_gpu, caplog):

@@ -59,9 +59,9 @@ def command(
     Checks Python, packages, engines, links, and hardware, and names the fix of each problem. With --peers, every peer
     checks its own machine, and one table shows the problems, including peers without a link to each other.
 
-    --report collects facts about the machine, runs doctor, verify, build, bench, and profile, compares each part with
-    ONNX Runtime on the CPU, then runs two peers on this machine, push, and run. It writes the output to one file, which
-    is complete after each section: a report to send from a new kind of board.
+    --report collects facts about the machine, runs doctor, verify, build, and bench, compares each part with the
+    bundle's reference, then runs two peers on this machine, apply, and run. It writes the output to one file, which is
+    complete after each section: a report to send from a new kind of board.
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """

@@ -22,7 +22,7 @@ import numpy as np
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.device import hardware
-from ls_edge.engines.cuda.runtime import LOST, MAPPED, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
+from ls_edge.engines.cuda.runtime import LOST, NON_BLOCKING, TO_DEVICE, TO_HOST, CudaRuntime, cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, signature_of
 
 ALIGNMENT = 256
@@ -46,13 +46,11 @@ class CudaWorkspace:
     Used by one thread. Each engine that shares it calls :meth:`hold` and :meth:`release`; the last one frees it.
     """
 
-    def __init__(
-        self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0, is_mapped: bool = False
-    ) -> None:
+    def __init__(self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0) -> None:
         """Create the stream; the first visit allocates buffers for the largest tensor of the signatures.
 
-        ``slot_rows`` is the maximum number of engines in a visit with slots. With ``is_mapped``, engines read and write
-        host memory. Raise :class:`EngineError` if CUDA does not work.
+        ``slot_rows`` is the maximum number of engines in a visit with slots. Raise :class:`EngineError` if CUDA does
+        not work.
         """
         self.cuda = cuda_runtime()
         self.max_batch = max_batch
@@ -61,7 +59,7 @@ class CudaWorkspace:
         tensors = [tensor for signature in signatures for tensor in (signature.inputs[0], signature.output)]
         largest = max(math.prod(t.shape(max_batch)) * t.numpy_dtype.itemsize for t in tensors)
         size = self._slot_bytes * slot_rows + _aligned(largest)
-        self._buffers = tuple(_Buffer(self.cuda, size, is_shared=is_mapped) for _ in range(2))
+        self._buffers = tuple(_Buffer(self.cuda, size) for _ in range(2))
         self._scratch = 0, 0
         self._holders = 0
         self.generation = 0
@@ -70,11 +68,11 @@ class CudaWorkspace:
         self._free_bytes = free_bytes(self.cuda)
 
     @classmethod
-    def for_bundle(cls, bundle: Bundle, max_batch: int, *, is_mapped: bool = False) -> CudaWorkspace:
+    def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
         """Create a workspace for any parts of a bundle."""
         signatures = [signature_of(bundle.manifest, part) for part in ("stem", "block 0", "head")]
         slot_rows = bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0
-        return cls(signatures, max_batch, slot_rows=slot_rows, is_mapped=is_mapped)
+        return cls(signatures, max_batch, slot_rows=slot_rows)
 
     @property
     def stream(self) -> int:
@@ -177,10 +175,10 @@ class CudaWorkspace:
 
 
 class _Buffer:
-    """Pinned host memory and GPU memory; if ``is_shared``, both are the same memory."""
+    """Pinned host memory and GPU memory of the same size."""
 
-    def __init__(self, cuda: CudaRuntime, size: int, *, is_shared: bool) -> None:
-        self._cuda, self._size, self._is_shared = cuda, size, is_shared
+    def __init__(self, cuda: CudaRuntime, size: int) -> None:
+        self._cuda, self._size = cuda, size
         self._host = self.device = 0
         """Addresses; 0 before :meth:`make`."""
         self.array = np.empty(0, np.uint8)
@@ -189,11 +187,9 @@ class _Buffer:
         """Allocate the memory on the first call."""
         size = self._size
         if not self._host:
-            self._host = self._cuda.call("cudaHostAlloc", size, MAPPED if self._is_shared else 0, doing=doing)
+            self._host = self._cuda.call("cudaHostAlloc", size, 0, doing=doing)
             self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._host))
-        if not self.device and self._is_shared:
-            self.device = self._cuda.call("cudaHostGetDevicePointer", self._host, 0, doing=doing)
-        elif not self.device:
+        if not self.device:
             self.device = self._cuda.call("cudaMalloc", size, doing=doing)
 
     def values(self, start: int, tensor: Tensor, batch: int) -> np.ndarray:
@@ -202,17 +198,15 @@ class _Buffer:
         return self.array[start:stop].view(tensor.numpy_dtype).reshape(tensor.shape(batch))
 
     def copy(self, kind: int, start: int, size: int, stream: int) -> None:
-        """Queue a copy of some bytes to or from the GPU unless the memory is shared."""
-        if not self._is_shared:
-            ends = (self.device + start, self._host + start)[:: 1 if kind == TO_DEVICE else -1]
-            self._cuda.call("cudaMemcpyAsync", *ends, size, kind, stream, doing="copying to or from the GPU")
+        """Queue a copy of some bytes to or from the GPU."""
+        ends = (self.device + start, self._host + start)[:: 1 if kind == TO_DEVICE else -1]
+        self._cuda.call("cudaMemcpyAsync", *ends, size, kind, stream, doing="copying to or from the GPU")
 
     def free(self) -> None:
         """Free the memory."""
         host, device, self._host, self.device = self._host, self.device, 0, 0
         self.array = np.empty(0, np.uint8)
-        if not self._is_shared:
-            self._cuda.attempt("cudaFree", device)
+        self._cuda.attempt("cudaFree", device)
         if host:
             self._cuda.attempt("cudaFreeHost", host)
 

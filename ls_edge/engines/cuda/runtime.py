@@ -35,7 +35,6 @@ class _Out:
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaGetLastError": (),
-    "cudaSetDeviceFlags": (ctypes.c_uint,),
     "cudaGetDeviceCount": (_Out(ctypes.c_int),),
     "cudaGetDevice": (_Out(ctypes.c_int),),
     "cudaGetDeviceProperties": (_Out(_PROPERTIES), ctypes.c_int),
@@ -46,7 +45,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaMalloc": (_Out(_POINTER), _SIZE),
     "cudaFree": (_POINTER,),
     "cudaHostAlloc": (_Out(_POINTER), _SIZE, ctypes.c_uint),
-    "cudaHostGetDevicePointer": (_Out(_POINTER), _POINTER, ctypes.c_uint),
     "cudaFreeHost": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _ENUM, _POINTER),
     "cudaStreamCreateWithFlags": (_Out(_POINTER), ctypes.c_uint),
@@ -64,12 +62,8 @@ TO_DEVICE, TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
 NON_BLOCKING = 1
 """``cudaStreamNonBlocking``."""
-MAPPED = 2
-"""``cudaHostAllocMapped``."""
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
-SPIN, BLOCKING = 1, 4
-"""``cudaDeviceScheduleSpin`` and ``cudaDeviceScheduleBlockingSync``."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35

@@ -28,7 +28,6 @@ def test_functions_and_constants_match_the_headers_of_cuda(gpu, version):
         "cudaMemcpyHostToDevice": module.TO_DEVICE,
         "cudaMemcpyDeviceToHost": module.TO_HOST,
         "cudaErrorInsufficientDriver": module.DRIVER_TOO_OLD,
-        "cudaHostAllocMapped": module.MAPPED,
         "cudaStreamCaptureModeThreadLocal": module.THREAD_LOCAL,
         "cudaDevAttrComputeCapabilityMajor": module.CAPABILITY_MAJOR,
         "cudaDevAttrComputeCapabilityMinor": module.CAPABILITY_MINOR,
