@@ -52,7 +52,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     l4t: str | None
     power_mode: str | None
     """Name of the requested power mode; :attr:`DeviceState.limits_mhz` has the effective limits."""
-    battery_wh: float | None
     versions: dict[str, str]
     multiprocessors: int | None = None
     """Active streaming multiprocessors of the GPU; a power mode may switch some off."""
@@ -130,8 +129,6 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     """Size of the part files, or growth of process and GPU memory, whichever is larger."""
     power_watts: float | None
     """Power while the chain runs single images."""
-    idle_watts: float | None
-    """Power before the engines were loaded."""
     power_scope: str | None
     """Measured consumer: ``module``, ``board``, ``platform``, ``processor``, ``gpu``, or ``processor and gpu``."""
     power_channels: dict[str, float]
@@ -141,8 +138,6 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     throttled_by: list[str]
     before: DeviceState
     after: DeviceState
-    power_cost: float | None = None
-    """Fraction of a core's time that the power measurement took."""
 
     @property
     def one_at_a_time(self) -> BatchTimes:

@@ -80,8 +80,6 @@ class GpuReading(msgspec.Struct, frozen=True):
 
     name: str
     watts: float | None
-    joules: float | None
-    """Energy since the driver was loaded."""
     temperature_c: float | None
     clock_mhz: float | None
     slowdowns: list[str]
@@ -94,12 +92,8 @@ class PowerReading(msgspec.Struct, frozen=True):
     scope: str
     """Measured consumer: ``module`` or ``board`` of a Jetson (module and carrier), ``platform`` (RAPL's psys),
     ``processor``, ``gpu``, or ``processor and gpu``."""
-    source: str
-    """Sensor: ``ina3221``, ``ina238``, ``rapl``, ``nvml``, or ``rapl and nvml``."""
     channels: dict[str, float]
     """Mean watts of each channel, including channels that are part of another one."""
-    cost: float = 0.0
-    """Fraction of a core's time that reading the sensors took."""
 
 
 class Sensors:
@@ -110,11 +104,6 @@ class Sensors:
         self.root = root
         self._nvml = Nvml.open() if nvml is None and root == Path("/") else nvml
 
-    @property
-    def has_power(self) -> bool:
-        """Whether any sensor measures power."""
-        return any((self.channel_watts(), self.energy_uj(), self.gpu_watts(), self.gpu_energy_uj()))
-
     def gpus(self) -> list[GpuReading]:
         """Return the cards that NVML knows, or none without NVML."""
         return [] if self._nvml is None else self._nvml.read()
@@ -122,11 +111,6 @@ class Sensors:
     def gpu_watts(self) -> dict[str, float]:
         """Return the current power in watts of each card that reports it."""
         return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
-
-    def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
-        """Return the energy counter of each card that has one, in the format of :meth:`energy_uj`."""
-        joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
-        return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
     def channel_watts(self) -> dict[str, float]:
         """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238."""
@@ -162,11 +146,6 @@ class Sensors:
             counters[name] += round(count)
         return DeviceState(temperatures, clocks, throttled, dict(counters), limits)
 
-    def battery_wh(self) -> float | None:
-        """Return the remaining energy of all batteries in watt-hours, or None without batteries."""
-        found = [watt_hours for _, watt_hours in self._read("batteries")]
-        return round(sum(found), 3) if found else None
-
     def power_mode(self) -> str | None:
         """Return the power mode of a Jetson (nvpmodel), by name if the configuration has one."""
         mode = re.search(r"pmode:(\d+)", text_of(self.root / "var/lib/nvpmodel/status"))
@@ -200,12 +179,11 @@ class PowerMeter:
         self._sensors, self._every_s = sensors, every_s
         self._samples: list[tuple[dict[str, float], dict[str, float]]] = []
         self._ended = threading.Event()
-        self._cpu_s = 0.0
         self._thread = threading.Thread(target=self._sample, name="power", daemon=True)
 
     def __enter__(self) -> PowerMeter:
         self._begun = time.monotonic()
-        self._counters = self._sensors.energy_uj(), self._sensors.gpu_energy_uj()
+        self._counters = self._sensors.energy_uj()
         self._thread.start()
         return self
 
@@ -213,18 +191,15 @@ class PowerMeter:
         self._ended.set()
         self._thread.join()
         seconds = time.monotonic() - self._begun
-        counters = self._sensors.energy_uj(), self._sensors.gpu_energy_uj()
-        rapl, cards = (used_watts(*pair, seconds) for pair in zip(self._counters, counters, strict=True))
+        rapl = used_watts(self._counters, self._sensors.energy_uj(), seconds)
         channels, gpus = (_means(samples) for samples in zip(*self._samples, strict=True))
-        found = total_power(channels, rapl, gpus | {name: watts for name, watts in cards.items() if watts})
-        self.reading = found and msgspec.structs.replace(found, cost=round(self._cpu_s / seconds, 5))
+        self.reading = total_power(channels, rapl, gpus)
 
     def _sample(self) -> None:
         is_last = False
         while True:
             self._samples.append((self._sensors.channel_watts(), self._sensors.gpu_watts()))
             if is_last:
-                self._cpu_s = time.thread_time()
                 return
             is_last = self._ended.wait(self._every_s)
 
@@ -254,20 +229,15 @@ def total_power(
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
     for summed, scope in TOTAL_CHANNELS:
         if summed <= channels.keys():
-            return PowerReading(
-                round(sum(channels[name] for name in summed), 4),
-                scope,
-                "ina238" if "VIN" in summed else "ina3221",
-                everything,
-            )
+            return PowerReading(round(sum(channels[name] for name in summed), 4), scope, everything)
     processor, cards = sum(rapl.values()), sum(gpus.values())
     if rapl:
         whole = any(name.endswith(" psys") for name in rapl)
         scope = "platform" if whole else "processor"
         if gpus:
-            return PowerReading(round(processor + cards, 4), f"{scope} and gpu", "rapl and nvml", everything)
-        return PowerReading(round(processor, 4), scope, "rapl", everything)
-    return PowerReading(round(cards, 4), "gpu", "nvml", everything) if gpus else None
+            return PowerReading(round(processor + cards, 4), f"{scope} and gpu", everything)
+        return PowerReading(round(processor, 4), scope, everything)
+    return PowerReading(round(cards, 4), "gpu", everything) if gpus else None
 
 
 class Nvml:
@@ -323,7 +293,6 @@ class Nvml:
 
 _NVML_READERS: dict[str, tuple[str, type[ctypes.c_uint | ctypes.c_ulonglong], tuple[int, ...], float]] = {
     "watts": ("nvmlDeviceGetPowerUsage", ctypes.c_uint, (), 1e3),
-    "joules": ("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, (), 1e3),
     "temperature_c": ("nvmlDeviceGetTemperature", ctypes.c_uint, (0,), 1),  # of the GPU
     "clock_mhz": ("nvmlDeviceGetClockInfo", ctypes.c_uint, (1,), 1),  # of its processors
 }
@@ -417,14 +386,6 @@ def _pi_bits(path: Path) -> list[str]:
     return [why for bit, why in names.items() if bits >> bit & 1]
 
 
-def _battery(path: Path) -> _Readings:
-    energy, charge, volts = (_number(path.with_name(name)) for name in ("energy_now", "charge_now", "voltage_now"))
-    if energy is None and charge is not None and volts is not None:
-        energy = charge * volts / 1e6
-    is_own = text_of(path) == "Battery" and text_of(path.with_name("scope")) != "Device"
-    return [(path.parent.name, energy / 1e6)] if is_own and energy is not None else []
-
-
 _PI = "sys/devices/platform/soc*/soc*firmware/get_throttled"
 _READERS: dict[str, dict[str, _Reader]] = {
     "channels": {"sys/class/hwmon/hwmon*/in[123]_label": _channel, "sys/class/hwmon/hwmon*/power1_input": _input},
@@ -450,7 +411,6 @@ _READERS: dict[str, dict[str, _Reader]] = {
         ),
         _PI: lambda path: [(why, 1) for why in _pi_bits(path) if why.endswith("since boot")],
     },
-    "batteries": {"sys/class/power_supply/*/type": _battery},
 }
 """Readers of files below the root, by quantity and path pattern."""
 

@@ -29,8 +29,6 @@ from ls_edge.engines.measuring import library_of, resident_bytes, taken_bytes, t
 from ls_edge.engines.opening import OnStep, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 
-IDLE_S = 1.0
-"""Seconds for which idle power is measured; a longer time averages more, but keeps users waiting."""
 _PACKAGES = ("ls-edge", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "pyzmq")
 
 
@@ -60,7 +58,6 @@ class MeasuredDevice:
             available_bytes=None if memory is None else round(memory[1] * 2**30),
             l4t=hardware.jetson_linux(self.sensors.root),
             power_mode=self.sensors.power_mode(),
-            battery_wh=self.sensors.battery_wh(),
             versions=versions,
         )
 
@@ -87,8 +84,6 @@ def profile_bundle(
     threads = usable_threads(threads)
     steps = bundle.num_blocks + 2 + len(sizes)
     before = device.sensors.state()
-    on_step(0, steps, "idle")
-    idle = _idle_power(device.sensors)
     resident = resident_bytes()
     marks: list[_Mark] = []
 
@@ -122,7 +117,6 @@ def profile_bundle(
         batch={str(size): times for size, (times, _) in measured.items()},
         parts=parts,
         memory_bytes=taken,
-        idle_watts=None if idle is None else idle.watts,
         energy_mj_per_image=alone.energy_mj_per_image,
     )
 
@@ -138,8 +132,8 @@ def profile_blocks(
 ) -> DeviceProfile:
     """Time the open blocks of a peer for ``duration`` seconds, with one image and with ``max_batch``.
 
-    ``call`` runs a function on the thread that owns the engines. Idle power is unknown; since the engines are already
-    open, only their GPU memory is known. The memory that they take counts as available: a plan replaces them.
+    ``call`` runs a function on the thread that owns the engines. Since the engines are already open, only their GPU
+    memory is known. The memory that they take counts as available: a plan replaces them.
     """
     engine = next(iter(executor.engines.values()))
     before = device.sensors.state()
@@ -170,7 +164,6 @@ def profile_blocks(
         batch=timed,
         parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
         memory_bytes=taken,
-        idle_watts=None,
         energy_mj_per_image=None,
     )
 
@@ -196,7 +189,6 @@ def _document(
         power_watts=None if power is None else power.watts,
         power_scope=None if power is None else power.scope,
         power_channels={} if power is None else power.channels,
-        power_cost=None if power is None else power.cost,
         throttled=bool(slowed_by),
         throttled_by=slowed_by,
         before=before,
@@ -223,11 +215,3 @@ def _loads(bundle: Bundle, marks: Sequence[_Mark]) -> list[PartLoad]:
         found[name] = PartLoad(name, load_ms, name in built, file_bytes, grew)
     names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
     return [found.get(name) or PartLoad(name, 0.0, False, 0, 0) for name in names]
-
-
-def _idle_power(sensors: Sensors) -> PowerReading | None:
-    if not sensors.has_power:
-        return None
-    with PowerMeter(sensors) as meter:
-        time.sleep(IDLE_S)
-    return meter.reading

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.evaluation.measure import BlockModel, LabeledImages, Measure, Order, Scores, measure_orders, starts_of
-from ls_edge.evaluation.orders import DRAWS, EvaluationOrders
+from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.evaluation.spread import deviation, pooled
 
 
@@ -46,16 +45,6 @@ class Kept(msgspec.Struct, frozen=True):
     arbitrary: float
     sequential_std: float | None = None
     arbitrary_std: float | None = None
-
-
-class TrackAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of all blocks in waves of tracks, averaged over ``orders.DRAWS`` draws for random orders."""
-
-    tracks: int
-    blocks: int
-    trained: float
-    arbitrary: float
-    arbitrary_std: float | None
 
 
 class Freedom(msgspec.Struct, frozen=True):
@@ -97,8 +86,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     """Accuracy of each class that has images, in trained order."""
     arbitrary_by_class: dict[str, float] = {}
     """The same as means over the random orders."""
-    arrangements: list[TrackAccuracy] | None = None
-    """Accuracies by shape of the waves, if requested."""
     models: Models | None = None
     freedom: list[Freedom] | None = None
     skipped: int = 0
@@ -123,11 +110,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure the accuracy of all orders of a plan; see :func:`measure_orders` for the other arguments and errors."""
     uniform = plan.uniform()
-    shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     scores, slots = Scores(plan.all_orders()), _Slots(model, uniform)
-    tracks = _Tracks(model, [item for trained, drawn in shaped for item in (trained, *drawn)])
     owners: Sequence[int] = getattr(model, "owners", range(plan.num_blocks))
-    images = measure_orders(model, batches, [scores, slots, tracks], owners=owners, on_batch=on_batch)
+    images = measure_orders(model, batches, [scores, slots], owners=owners, on_batch=on_batch)
     top1: dict[Order, float] = {order: scores.top1(order) for order in scores.orders}
     random = np.array([top1[order] for order in uniform])
     counts = [scores.counts(orders) for orders in ([tuple(range(plan.num_blocks))], uniform)]
@@ -150,34 +135,8 @@ def evaluate(
         },
         position_accuracy=slots.accuracy(),
         images=images,
-        arrangements=[
-            TrackAccuracy(
-                tracks=shape[0],
-                blocks=shape[1],
-                trained=tracks.right[trained] / images,
-                arbitrary=float(np.mean([tracks.right[item] / images for item in drawn])),
-                arbitrary_std=deviation(tracks.right[item] / images for item in drawn),
-            )
-            for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
-        ]
-        if plan.shapes
-        else None,
         freedom=[_within(plan, bands, top1) for bands in plan.freedom] or None,
     )
-
-
-class _Tracks(Measure):
-    """Correct answers of arrangements with several tracks."""
-
-    def __init__(self, model: BlockModel, arrangements: Iterable[Arrangement]) -> None:
-        self._model = model
-        self.right = dict.fromkeys(arrangements, 0)
-
-    def begin(self, start: Any, labels: np.ndarray) -> None:
-        """Run all arrangements."""
-        for arrangement in self.right:
-            logits = self._model.head(apply(arrangement, start, self._model.block))
-            self.right[arrangement] += int((logits.argmax(axis=1) == labels).sum())
 
 
 class _Slots(Measure):
@@ -237,16 +196,6 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
             for keep, each in kept.items()
         },
         position_accuracy=mean(guessed) if guessed else None,
-        arrangements=[
-            msgspec.structs.replace(
-                shapes[0],
-                trained=mean(item.trained for item in shapes),
-                arbitrary=mean(item.arbitrary for item in shapes),
-                arbitrary_std=pooled((DRAWS, item.arbitrary, item.arbitrary_std) for item in shapes),
-            )
-            for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
-        ]
-        or None,
         freedom=[
             msgspec.structs.replace(
                 steps[0],

@@ -1,4 +1,4 @@
-"""Orders and arrangements of an evaluation, all drawn from one seed."""
+"""Orders of an evaluation, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands, windows
 from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.settings import EvaluationSettings
 
 DRAWS = 8
-"""Number of random draws for subsets and arrangements."""
+"""Number of random draws for subsets."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class EvaluationOrders:
         return tuple(default_keep(self.num_blocks) if asked is None else sorted(set(asked)))
 
     @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Number and length of tracks of each arrangement."""
-        return tuple(default_shapes(max(map(len, self.bands.groups)))) if self.settings.arrangements else ()
-
-    @cached_property
     def freedom(self) -> tuple[Bands, ...]:
         """Bands whose random orders are evaluated: the model's own, :meth:`Bands.ladder`, and :func:`windows`."""
         blocks = self.num_blocks
@@ -76,13 +70,6 @@ class EvaluationOrders:
         """Return the orders within one of the bands in :attr:`freedom`."""
         return bands.some_orders(self.settings.orders, self.settings.seed)
 
-    def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
-        """Return the arrangement of a shape in trained order, and the arrangements in :data:`DRAWS` random orders."""
-        orders = self.bands.random_orders(DRAWS, self.settings.seed)
-        return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
-            self.bands.equal_waves(order, tracks, length) for order in orders
-        ]
-
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
         """Return random subsets of ``keep`` blocks in trained order or ``shuffled``; for all blocks, whole orders."""
         if keep == self.num_blocks:
@@ -93,12 +80,6 @@ class EvaluationOrders:
 def default_keep(blocks: int) -> list[int]:
     """Return a quarter, a half, and three quarters of the depth."""
     return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
-
-
-def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Return shapes for a band: 2, 4, or all blocks in parallel, and two tracks of two blocks or of half the blocks."""
-    found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
-    return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 
 
 def kendall_tau(order: Sequence[int]) -> float:

@@ -44,6 +44,4 @@ class EvaluationSettings(ModelSettings, frozen=True, kw_only=True):
         tuple[Annotated[int, Meta(ge=1, le=10_000)], ...] | None,
         flag("Numbers of blocks to keep.  [default: quarters]", "N,N"),
     ] = None
-    arrangements: bool = False
-    """Whether to evaluate blocks in parallel, in waves of tracks."""
     freedom: Annotated[bool, flag("Also evaluate bands, from a fixed order to full freedom.")] = False

@@ -28,10 +28,6 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
     for keep, kept in result.kept.items():
         spread = "" if kept.arbitrary_std is None else f"{plus_minus(kept.arbitrary_std)} over {over}"
         table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", spread)
-    for item in result.arrangements or ():
-        shape = f"{counted(item.tracks, 'track')} of {item.blocks}"
-        spread = f"{plus_minus(item.arbitrary_std)} over draws"
-        table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", spread)
     for step in result.freedom or ():
         shown = _after(step.top1_std, f"worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, ")
         shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"

@@ -14,6 +14,7 @@ import pytest
 from ls_edge.cli.main import main
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import (
+    SCHEMA,
     ImageSpec,
     Manifest,
     PartFile,
@@ -162,7 +163,7 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=
     interface = interface_of(image, tokens, bands, classes, needs_slot=False)
     none = PartFile("", "", 0)
     draft = Manifest(
-        schema=1, bundle_id="", model_id=model_id_of(f"seed {seed}", interface),
+        schema=SCHEMA, bundle_id="", model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
         precision="fp32", opset=17, parts=PartFiles(none, none, ()), bands=manifest_bands(bands),
     )  # fmt: skip

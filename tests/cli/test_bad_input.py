@@ -192,7 +192,7 @@ CASES = r"""
 1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
 1 | analyze bundle --data others | others: the model has no class 'cat'; its classes are '0',
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
-2 | analyze | Missing argument 'RUN_OR_BUNDLE_OR_TRACE...'
+2 | analyze | Missing argument 'RUN_OR_BUNDLE...'
 2 | analyze bundle | Missing option '--data'
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --what importance, | --what '' is not a kind of analysis; use importance, contribution,
@@ -267,7 +267,7 @@ CASES = r"""
 1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is not a bundle: it has no manifest.json; write one with
 1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
 2 | peer --name a --bundle good.yaml --peers bundle | bundle: cannot be read: Is a directory; check the path
-1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export
+1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, not 2: made by a newer ls-edge;
 2 | PEER nowhere.yaml | nowhere.yaml: cannot be read: No such file or
 2 | PEER empty | empty: cannot be read: Is a directory; check the path
 2 | PEER empty.yaml | empty.yaml: the file is empty: the key 'peers' is missing here; add it

@@ -33,18 +33,3 @@ class Digits:
 
 def images(count=1):
     return [(np.zeros((4, 3, 2, 2), np.float32), np.ones(4, np.int64))] * count
-
-
-class Sums:
-    """Tokens are numbers; block i adds its power of ten and its input, so the sum shows the tracks."""
-
-    num_blocks = 4
-
-    def stem(self, images):
-        return 0.0
-
-    def block(self, index, tokens, slot):
-        return tokens + (10**index if tokens == 0 else 0)
-
-    def head(self, tokens):
-        return np.tile(np.eye(2)[int(tokens == 1111)], (4, 1))

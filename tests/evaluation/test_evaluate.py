@@ -8,7 +8,7 @@ from ls_edge.evaluation.evaluate import aggregate, evaluate
 from ls_edge.evaluation.orders import (
     DRAWS,
 )
-from tests.evaluation.models import Digits, Sums, images, plan_of
+from tests.evaluation.models import Digits, images, plan_of
 
 
 def test_a_model_that_knows_only_the_trained_order_fails_in_others():
@@ -44,17 +44,9 @@ def test_the_document_has_the_keys_of_the_contract():
     assert document["kept"].keys() == {"1", "2", "3"}
     assert document["position_accuracy"] is None
     assert document["sequential"] == {"top1": 1.0}
-    assert document["arrangements"] is None
 
 
-def test_tracks_run_in_parallel():
-    found = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True)).arrangements
-    assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
-    # Only four blocks in parallel all start from zero and add their own power of ten.
-    assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
-
-
-def test_no_order_or_arrangement_leaves_the_bands():
+def test_no_order_leaves_the_bands():
     bands = Bands.from_json("0/1-4/5")
 
     class Watched(Digits):
@@ -65,15 +57,7 @@ def test_no_order_or_arrangement_leaves_the_bands():
     plan = plan_of(bands, orders=40, seed=2)
     assert any(len(order) < 6 for order in plan.all_orders())
     evaluate(Watched(6, lambda order: True), images(), plan)
-    plan = plan_of(bands, orders=2, arrangements=True)
-    assert plan.shapes == ((2, 1), (2, 2), (4, 1))
-    for shape in plan.shapes:
-        trained, drawn = plan.in_tracks(*shape)
-        for item in (trained, *drawn):
-            bands.check(item)
-            assert not item.is_plain
-    fixed = plan_of(Bands.fixed(4), orders=3, keep=[2], arrangements=True)
-    assert fixed.shapes == ()
+    fixed = plan_of(Bands.fixed(4), orders=3, keep=[2])
     assert all(list(order) == sorted(order) for order in fixed.all_orders())
 
 
@@ -98,13 +82,6 @@ def test_several_models_have_means_and_pooled_deviations():
     assert (both.models.count, both.models.sequential_std) == (2, 0.0)
     assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean], ddof=1))
     assert both.kept["2"].arbitrary == 0.5
-    assert both.arrangements is None
-    tracks = evaluate(Sums(), images(), plan_of(Bands(4), orders=2, arrangements=True))
-    assert [(item.tracks, item.trained) for item in aggregate([tracks, tracks]).arrangements] == [
-        (2, 0),
-        (2, 0),
-        (4, 1),
-    ]
 
 
 def test_bands_are_evaluated_from_a_fixed_order_to_full_freedom():

@@ -17,7 +17,7 @@ def test_a_profile_has_the_times_of_every_part(command, bundle, tmp_path):
     found = load_profile(out)
     assert (found.device.name, list(found.batch)) == ("here", ["1", "2"])
     assert json.loads(printed) == json.loads(out.read_text(encoding="utf-8"))
-    assert "bench: idle (0/8)" in errors
+    assert "bench: stem (0/8)" in errors
     code, printed, _ = command(*words)
     assert code in (0, 3)
     assert "chain" in printed

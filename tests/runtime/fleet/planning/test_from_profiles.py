@@ -54,14 +54,14 @@ def make_profile(bundle):
             "engine": "onnx", "provider": "cpu", "precision": "fp32", "threads": 1,
             "device": {
                 "name": name, "board": None, "cpu": "", "cores": 1, "cpu_quota": None, "gpus": [], "memory_bytes": None,
-                "available_bytes": free, "l4t": l4t, "power_mode": None, "battery_wh": None, "versions": {},
+                "available_bytes": free, "l4t": l4t, "power_mode": None, "versions": {},
             },
             "batch": {size: batch(ms, energy_mj, ends_ms) for size, ms, energy_mj in batches},
             "parts": [
                 {"part": part, "load_ms": 1.0, "built": False, "file_bytes": PART_BYTES, "resident_bytes": None}
                 for part in parts
             ],
-            "memory_bytes": PART_BYTES * len(parts), "power_watts": None, "idle_watts": None, "power_scope": None,
+            "memory_bytes": PART_BYTES * len(parts), "power_watts": None, "power_scope": None,
             "power_channels": {}, "energy_mj_per_image": None, "throttled": False, "throttled_by": [],
             "before": state, "after": state, **more,
         }  # fmt: skip
