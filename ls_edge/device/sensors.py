@@ -80,6 +80,8 @@ class GpuReading(msgspec.Struct, frozen=True):
 
     name: str
     watts: float | None
+    joules: float | None
+    """Energy since the driver was loaded."""
     temperature_c: float | None
     clock_mhz: float | None
     slowdowns: list[str]
@@ -111,6 +113,11 @@ class Sensors:
     def gpu_watts(self) -> dict[str, float]:
         """Return the current power in watts of each card that reports it."""
         return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
+
+    def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
+        """Return the energy counter of each card that has one, in the format of :meth:`energy_uj`."""
+        joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
+        return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
     def channel_watts(self) -> dict[str, float]:
         """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238."""
@@ -293,6 +300,7 @@ class Nvml:
 
 _NVML_READERS: dict[str, tuple[str, type[ctypes.c_uint | ctypes.c_ulonglong], tuple[int, ...], float]] = {
     "watts": ("nvmlDeviceGetPowerUsage", ctypes.c_uint, (), 1e3),
+    "joules": ("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, (), 1e3),
     "temperature_c": ("nvmlDeviceGetTemperature", ctypes.c_uint, (0,), 1),  # of the GPU
     "clock_mhz": ("nvmlDeviceGetClockInfo", ctypes.c_uint, (1,), 1),  # of its processors
 }

@@ -240,6 +240,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &card; return 0; }
 int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, "Some GPU", length); return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 71500; return device == &card ? 0 : 2; }
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { *mj = 0; return 0; }
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return 0; }
 int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz) { *mhz = 1000 + type; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *r) { *r = 0x40 | 0x4 | 0x1; return 0; }
@@ -253,7 +254,7 @@ def test_a_card_is_read_through_nvml(tmp_path):
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True, timeout=60)
     nvml = Nvml.open(str(library))
     (gpu,) = nvml.read()
-    assert (gpu.name, gpu.watts) == ("Some GPU", 71.5)
+    assert (gpu.name, gpu.watts, gpu.joules) == ("Some GPU", 71.5, None)
     assert (gpu.temperature_c, gpu.clock_mhz, gpu.slowdowns) == (40.0, 1001.0, ["hardware thermal slowdown"])
     tree(tmp_path, {"sys/class/devfreq/17000000.gpu/cur_freq": 306_000_000})
     sensors = Sensors(tmp_path, nvml)
