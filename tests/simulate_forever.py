@@ -172,7 +172,7 @@ def _steady(rng: random.Random, course: Course) -> Course:
     there[second] = tuple(part for part in parts if part not in there[first] or rng.random() < 0.3)
     held = {**world.held, **{name: there[name] for name in steady}}
     steps = [
-        (*step[:2], min(step[2], 2), *step[3:5], _STEADY_S, step[6]) if step[0] == "submit" else step
+        (*step[:2], min(step[2], 2), *step[3:5], _STEADY_S) if step[0] == "submit" else step
         for step in course.steps
         if step[0] != "apply" and (step[0] in ("submit", "wait") or step[1] not in steady)
     ]
@@ -193,8 +193,7 @@ def _steps(rng: random.Random, names: str, blocks: int, thin: bool, count: int) 
         name = rng.choice(names)
         if kind == "submit":
             budget = rng.choice((0.05, 0.5, 2.0, 2.0))
-            policy, via_source = rng.choice(POLICIES), rng.random() < 0.1
-            yield kind, policy, rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget, via_source
+            yield kind, rng.choice(POLICIES), rng.randint(1, 6), rng.randint(0, 3), rng.randint(1, 4), budget
         elif kind == "wait":
             yield kind, rng.choice((0.0005, 0.003, 0.02, 0.1, 0.4, 1.5))
         elif kind == "change":
@@ -244,12 +243,10 @@ class _Play:
         kind, *rest = step
         self._continue()
         if kind == "submit":
-            policy, count, skips, waves, budget, via_source = rest
+            policy, count, skips, waves, budget = rest
             for _ in range(count):
                 due = self.sim.now + budget
-                request = self.sim.submit(
-                    policy=policy, max_skips=skips, waves_wanted=waves, budget=budget, via_source=via_source
-                )
+                request = self.sim.submit(policy=policy, max_skips=skips, waves_wanted=waves, budget=budget)
                 self.asked[request] = (policy, skips, due)
         elif kind == "wait":
             self.sim.run(*rest)
@@ -273,7 +270,7 @@ class _Play:
         found = {}
         for name in self.names:
             process = self.sim.processes[name]
-            if name != but and process.alive and not process.stopped and not process.machine.rules.draining:
+            if name != but and process.alive and not self.sim.is_stopped(name) and not process.machine.rules.draining:
                 found[name] = frozenset(self.held[name])
         return found
 
@@ -308,7 +305,7 @@ class _Play:
     def _change(self, name: str, blocks: tuple[int, ...]) -> None:
         """Give a peer other blocks as ``apply`` does: it drains, and starts again."""
         process = self.sim.processes[name]
-        if name not in self.names or process.stopped:
+        if name not in self.names or self.sim.is_stopped(name):
             return
         if process.alive:
             self.sim.drain(name)
@@ -325,10 +322,10 @@ class _Play:
         elif not process.alive or name not in self.names:
             return
         elif kind == "stop":
-            (self.sim.cont if process.stopped else self.sim.stop)(name)
+            (self.sim.cont if self.sim.is_stopped(name) else self.sim.stop)(name)
         elif kind == "hang":
-            self.sim.hang_engine(name, hangs=not process.engine_hangs)
-        elif not process.stopped:
+            self.sim.hang_engine(name, hangs=not self.sim.is_hung(name))
+        elif not self.sim.is_stopped(name):
             self.sim.drain(name)
 
     def end(self) -> Played:
@@ -340,7 +337,7 @@ class _Play:
         self.sim.run(3.0 + _SLACK * self.world.latency)
         for name in self.names:
             process = self.sim.processes[name]
-            if process.alive and not process.stopped and not process.engine_hangs:
+            if process.alive and not self.sim.is_stopped(name) and not self.sim.is_hung(name):
                 assert not process.machine.held, f"{name} still holds {len(process.machine.held)} requests"
         self._recover()
         return Played(len(self.asked), answered, next(self.sim._counter))
@@ -375,9 +372,9 @@ class _Play:
             if self.sim.is_cut(a, b):
                 self.sim.restore(a, b)
         for name, process in [*self.sim.processes.items()]:
-            if process.alive and process.stopped:
+            if process.alive and self.sim.is_stopped(name):
                 self.sim.cont(name)
-            if process.engine_hangs:
+            if self.sim.is_hung(name):
                 self.sim.hang_engine(name, hangs=False)
             if name != SOURCE and process.alive and process.machine.rules.draining:
                 self.sim.kill(name)
@@ -387,7 +384,7 @@ class _Play:
         if {part for parts in self.held.values() for part in parts} != set(self.parts):
             return
         for _ in range(3):
-            self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency, False))
+            self.do(("submit", "sequential", 1, 0, 1, 5.0 + _PATIENCE * self.world.latency))
         self.sim.settle()
         for request in itertools.islice(reversed(self.asked), 3):
             assert self._check(request), f"request {request} failed in a mended fleet"

@@ -30,7 +30,7 @@ class Unheard(FaultySimulation):
     """A fleet in which a process that was stopped does not greet the others when it continues."""
 
     def cont(self, name):
-        self.processes[name].stopped = False
+        del self._inboxes[self.processes[name]]
 
 
 class Miscounting(FaultySimulation):
@@ -45,7 +45,7 @@ class Miscounting(FaultySimulation):
     ("make", "fault", "found"), [(Unheard, "stop", "failed in a mended fleet"), (Miscounting, "hang", "counts are")]
 )
 def test_a_process_that_does_not_recover_and_wrong_counts_are_found(make, fault, found):
-    asked = ("submit", "nearest", 1, 0, 1, 2.0, False)
+    asked = ("submit", "nearest", 1, 0, 1, 2.0)
     course = Course(World(held={"a": (0,), "b": (1,)}, blocks=2), ((fault, "a"), ("wait", 1.5), asked))
     assert found in str(fails(course, make))
     assert not fails(course)
@@ -54,7 +54,7 @@ def test_a_process_that_does_not_recover_and_wrong_counts_are_found(make, fault,
 def test_a_request_that_steady_peers_could_answer_is_found(monkeypatch):
     """Without deadlines, a request stays with the peer whose engine hangs until its budget is over."""
     monkeypatch.setattr(recovery.Recovery, "check_hop", lambda self, one: self._custody.timers.set(one, one.deadline))
-    asked = ("submit", "nearest", 2, 0, 1, 5.0, False)
+    asked = ("submit", "nearest", 2, 0, 1, 5.0)
     world = World(held={"a": (0, 1), "b": (0, 1)}, blocks=2, steady="a")
     course = Course(world, (("hang", "b"), asked, ("wait", 6.0)))
     assert "lacks an answer that steady peers could give" in str(fails(course))
@@ -68,7 +68,7 @@ def test_a_request_that_steady_peers_could_answer_is_found(monkeypatch):
 def test_a_fixed_order_that_skips_is_found(monkeypatch):
     """The checks of the routing are the policy's; without them, a request skips what has no holder."""
     monkeypatch.setattr(Sequential, "may_skip", True)
-    asked = ("submit", "sequential", 1, 1, 1, 2.0, False)
+    asked = ("submit", "sequential", 1, 1, 1, 2.0)
     course = Course(World(held={"a": (0,), "b": (1,)}, blocks=2), (("kill", "b"), ("wait", 1.5), asked))
     assert "ran only" in str(fails(course))
 
@@ -111,11 +111,6 @@ def test_peers_that_need_one_another_do_not_refuse_one_another_forever():
     play(Course(World(held=held, blocks=8, credits=1, block_s={"a": 0.02, "b": 0.001}, seed=3), ()))
 
 
-def test_requests_of_a_source_are_let_in_beside_those_that_peers_pass_on():
-    """Beside 2 of its own copies, a peer with 1 credit and 2 copies held 3 that peers had passed on."""
-    assert not fails(draw(500046659))
-
-
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
     """Without the short way, courses have the same answers after the same number of events."""
@@ -126,7 +121,7 @@ def test_a_state_that_changes_nothing_may_end_a_turn_early(seed, monkeypatch):
 
 def test_peers_whose_blocks_change_lose_no_request():
     changes = [
-        ("submit", "nearest", 3, 1, 1, 2.0, False),
+        ("submit", "nearest", 3, 1, 1, 2.0),
         ("change", "a", (1, 2)),
         ("wait", 0.02),
         ("change", "b", (0,)),
@@ -139,7 +134,7 @@ def test_the_blocks_of_a_fleet_change_in_the_order_of_apply(monkeypatch):
     """In the order of the names, the only holder of a block would switch first."""
     held = {"a": (0, 1), "b": (2,), "c": (0,)}
     wanted = (("a", (2,)), ("b", (0, 1)), ("c", (0, 1)))
-    steps = (("apply", *wanted), *[("submit", "nearest", 2, 0, 1, 2.0, False), ("wait", 0.1)] * 4)
+    steps = (("apply", *wanted), *[("submit", "nearest", 2, 0, 1, 2.0), ("wait", 0.1)] * 4)
     playing = simulate_forever._Play(World(held=held, blocks=3), FaultySimulation)
     for step in steps:
         playing.do(step)
@@ -154,7 +149,7 @@ def test_another_change_ends_the_change_of_a_fleet():
     apply = ("apply", ("a", (0, 1, 3, 4)), ("b", (2, 4)))
     changes = (("change", "b", (1,)), ("change", "a", (0, 1, 3, 4)), apply, ("change", "a", (0, 1, 2, 4)))
     world = World(held={"a": (0, 1, 2, 3, 4), "b": (0, 1, 2, 3, 4)}, blocks=5)
-    play(Course(world, (*changes, ("submit", "sequential", 1, 1, 1, 2.0, False))))
+    play(Course(world, (*changes, ("submit", "sequential", 1, 1, 1, 2.0))))
 
 
 def test_the_search_says_what_it_did(capsys):

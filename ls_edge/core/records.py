@@ -44,9 +44,6 @@ ShortText = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_UNPRINTABLE
 
 BlockAt = tuple[int, str]
 
-NO_GAIN = "no gain"
-"""Reason why a holder got no track: it would not have been worth the transfer."""
-
 
 class PeerState(str, Enum):
     """State of a peer from the viewpoint of a source or an observer."""
@@ -102,7 +99,7 @@ class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
     engine_us: Microseconds = 0
     codec_us: Microseconds = 0
     why: ShortText = ""
-    """Reason why it was not summed: ``no gain`` (not worth the transfer), ``lost``, ``late``, or ``refused``."""
+    """Reason why it was not summed: ``lost``, ``late``, or ``refused``."""
 
     @property
     def transfer_us(self) -> int:

@@ -97,7 +97,6 @@ class ReturnReason(_Text):
     UNREACHABLE = "unreachable"
     CREDIT = "credit"
     BUDGET = "budget"
-    VIA_SOURCE = "via source"
     HOPS = "hops"
     NOT_FINITE = "not finite"
     NO_IMAGE = "no image"
@@ -124,8 +123,6 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     remaining: Blocks
     """Blocks that remain to be run, in the preferred order: the trained order, or a drawn permutation."""
     max_skips: Count
-    via_source: bool = False
-    """Whether every hop goes through the source, for peers that cannot reach each other."""
     waves: tuple[Wave, ...] = ()
     """Blocks that ran: waves of tracks of (block, holder)."""
     skipped: Blocks = ()
@@ -134,8 +131,6 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Holders that have passed the tokens on since the last block ran."""
     waves_wanted: Count = 0
     """Number of waves in which the policy ``parallel`` runs a band; 0 for other policies."""
-    on_straggler: ShortText = "later"
-    """Handling of blocks whose track did not come back: run them ``later``, or ``skip`` them."""
     track: TrackRef | None = None
     avoid: Annotated[tuple[Name, ...], Meta(max_length=MAX_AVOID)] = ()
     """Processes that refused, lost or returned the request without progress, and are not offered it."""

@@ -19,6 +19,8 @@ from ls_edge.runtime.routing.reach import Reach
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody, Holder
 from ls_edge.runtime.routing.state.held_request import INFINITY, OFFERED, QUEUED, WAITING, HeldRequest
+from ls_edge.runtime.routing.state.hop import MOST
+from ls_edge.runtime.routing.state.limits import LOOK, LOOK_AGAIN
 from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -29,6 +31,8 @@ def may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips and not has_ends(blocks)
 
 
+CREDIT_WAIT = 0.25
+"""Wait for the credit of a preferred holder. 1/4: no effect; a longer wait keeps the order but costs time."""
 Handlers = Mapping[type, tuple[Callable[..., object], ...]]
 """Handlers of each event in their order, and of each message, which get its sender too."""
 
@@ -101,8 +105,8 @@ class Case:
     @property
     def credit_wait(self) -> float:
         """Time to wait for the credit of a preferred holder; on a slow link, as long as a transfer takes."""
-        limits, slowest = self.turn.limits, max((n.link.usual_us for n in self.candidates), default=0.0) / 1e6
-        return max(limits.credit_wait, min(slowest, limits.hop.most))
+        slowest = max((n.link.usual_us for n in self.candidates), default=0.0) / 1e6
+        return max(CREDIT_WAIT, min(slowest, MOST))
 
 
 Rule = Callable[[Case], Any]
@@ -227,7 +231,7 @@ class Decisions:
 
     def _look_at_waiting(self) -> None:
         """Decide requests again that may wait for the end of a pause, which raises no event."""
-        self._look_at = self.turn.now + self.turn.limits.look
+        self._look_at = self.turn.now + LOOK
         if self.turn.neighbors.have_recovered():
             self.wake_all()
         else:
@@ -272,10 +276,10 @@ class Decisions:
 
     def _wait_for_credit(self, request: HeldRequest, step: Wait) -> None:
         """Wait for a credit of the holders of a step, by default of all candidates that could run a block now."""
-        case, limits, now, since = Case(self, request), self.turn.limits, self.turn.now, request.waiting_since
+        case, now, since = Case(self, request), self.turn.now, request.waiting_since
         until = (now if since is None else since) + case.credit_wait
         if until <= now:
-            until = now + limits.look_again
+            until = now + LOOK_AGAIN
         holders, or_change = step.holders, bool(request.avoid or request.itinerary.avoid)
         if not holders:
             able = self.reach.able_to_run(request, case.candidates)

@@ -105,14 +105,6 @@ class Machine(Generic[R]):
         """Return the latest events, one line each, oldest first, without tokens."""
         return self.recent.lines()
 
-    def may_act_on(self, event: NeighborState) -> bool:
-        """Return whether a STATE, alone in a turn, may do more than inform later decisions."""
-        n, state = self.neighbors.get(event.name), event.state
-        if n is None or n.state is None or n.pause.reason is not None or not n.serves or self.custody.waiting:
-            return True
-        serves = state.warm and not state.draining and not state.stuck
-        return not serves or state.reach_blocks != n.state.reach_blocks
-
     def next_check(self) -> float | None:
         """Return the time of the next ``Tick`` if no event comes before; None without one."""
         return None if self._next == INFINITY else self._next

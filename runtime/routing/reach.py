@@ -37,7 +37,7 @@ class Reach:
         """Return the candidates with a block that may run now; if there are none, relays to such holders."""
         itinerary, candidates, wanted = request.itinerary, list(candidates), self.wanted(request)
         holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
-        if holders or itinerary.via_source or itinerary.relays:
+        if holders or itinerary.relays:
             return holders
         return [n for n in candidates if not n.reach_blocks.isdisjoint(wanted)]
 

@@ -24,6 +24,8 @@ from ls_edge.runtime.routing.decisions import Decisions
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Forward, NeighborDown, NoteKind, Unsendable
 from ls_edge.runtime.routing.state.held_request import HeldRequest
+from ls_edge.runtime.routing.state.hop import kept_too_long
+from ls_edge.runtime.routing.state.limits import LOOK
 from ls_edge.runtime.routing.state.pause import PauseReason
 from ls_edge.runtime.routing.state.turn import Turn
 
@@ -66,7 +68,7 @@ class Recovery:
         if request is None or n is None:
             return
         n.is_alive()
-        if not self._turn.limits.hop.kept_too_long(
+        if not kept_too_long(
             request.sent_at, request.deadline, self._turn.now
         ) or self._decisions.reach.has_only_holder(request, self._decisions.rules.local_node()):
             self._custody.extend(request)
@@ -100,7 +102,7 @@ class Recovery:
         self._custody.decide_again(request, f"{sender} refused: {reason}")
         if reason in (RefuseReason.BUSY, RefuseReason.CANCELED):
             if message.credits > 0 or request.returning:  # its credits do not show that it has no room for this one
-                request.avoid[sender] = self._turn.now + self._turn.limits.look
+                request.avoid[sender] = self._turn.now + LOOK
         elif reason in _TEMPORARY:
             n.hold_off(PauseReason.UNABLE)
         elif reason == RefuseReason.LOSES_TOKENS:

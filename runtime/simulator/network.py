@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -51,8 +50,6 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._counter = itertools.count()
-        self._number: float = math.inf
-        """Number of the running action; infinite between actions."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
@@ -64,9 +61,8 @@ class Clock:
 
     def run_next(self) -> None:
         """Advance to the next action and run it."""
-        self.now, self._number, action = heapq.heappop(self._heap)
+        self.now, _, action = heapq.heappop(self._heap)
         action()
-        self._number = math.inf
 
     def run(self, seconds: float) -> None:
         """Advance by ``seconds``, running all actions that become due."""

@@ -1,18 +1,15 @@
 """A source, peers and their links in simulated time: the real routing machines, without processes or sockets.
 
-Used by plans and simulated fleets; tests add link faults (``tests/faults/simulation.py``). Tokens are the tuple of the
+Used by plans and simulated fleets; tests add other faults (``tests/faults/simulation.py``). Tokens are the tuple of the
 blocks that ran on them, so an answer shows its origin. Messages between two processes keep their order and arrive
 ``latency`` seconds later; messages in flight when a process goes down are lost. Tokens may take longer (``transfers``)
-and occupy the links of both ends for a while (``wire``). A STATE that can only inform later decisions is not an event:
-its receiver reads it, as of its arrival time, before it handles the next event. So all decisions are the same as with
-an event for each STATE.
+and occupy the links of both ends for a while (``wire``).
 
 Codecs, serialization and engines are not simulated.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import random
@@ -39,7 +36,6 @@ from ls_edge.runtime.routing.state.events import (
     Computed,
     Decode,
     Decoded,
-    Drain,
     Event,
     Fail,
     Forward,
@@ -70,15 +66,8 @@ class Process:
     machine: Machine[Any]
     incarnation: int
     alive: bool = True
-    stopped: bool = False
-    """Whether it is suspended, as after SIGSTOP."""
-    engine_hangs: bool = False
-    inbox: list[Event] = field(default_factory=list)
-    mail: list[tuple[float, int, Process, NeighborState]] = field(default_factory=list)
-    """STATE messages to read before the next event: a heap of arrival time, action number, sender and message."""
     events: deque[tuple[Event, ...]] = field(default_factory=deque)
     """Groups of events to handle, in order; the events of a group are handled together."""
-    hung_calls: list[Computed] = field(default_factory=list)
     engine_until: float = 0.0
     """Time at which its engine has finished all calls."""
     tick_at: float = math.inf
@@ -109,8 +98,6 @@ class SimulationSettings:
     """Size of an image, relative to its tokens."""
     logits_share: float = 1.0
     """Size of logits, relative to tokens."""
-    detection: float = 0.35
-    """Time until heartbeats detect a stopped process."""
 
     @cached_property
     def model(self) -> Model:
@@ -132,8 +119,6 @@ class Simulation(Clock):
         self.block_seconds = dict(each) if isinstance(each, Mapping) else dict.fromkeys(peers, each)
         self.busy = dict.fromkeys(peers, 0.0)
         """Total engine time of each peer, in seconds."""
-        self.slowness = dict.fromkeys(peers, 1.0)
-        """Factor by which the engine of each peer is slower than usual."""
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
         """Time of the outcome, by request."""
@@ -141,7 +126,7 @@ class Simulation(Clock):
         self.notes: list[tuple[float, str, Note]] = []
         self._requests = itertools.count()
         self._rng = random.Random(given.seed)
-        self.source = self._new_source()
+        self.source: Machine[Any] = source_machine(SOURCE, limits=given.limits, rng=self._rng, model=given.model)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -163,69 +148,15 @@ class Simulation(Clock):
 
     def kill(self, name: str) -> None:
         """Kill a process; the others see it immediately."""
-        process = self.processes[name]
-        self._read_all()
-        process.alive = False
+        self.processes[name].alive = False
         for other in self.processes:
             self._link_lost(other, name, "killed")
 
     def restart(self, name: str) -> None:
-        """Restart a killed process as a new one; a source has forgotten its requests."""
+        """Restart a killed peer as a new process."""
         assert not self.processes[name].alive
-        if name == SOURCE:
-            self.source = self._new_source()
-        machine = self.source if name == SOURCE else self._new_peer(name)
-        self.processes[name] = Process(name, machine, next(self._counter))
+        self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
         self._start(name)
-
-    def stop(self, name: str) -> None:
-        """Suspend a process; heartbeats detect that after :attr:`SimulationSettings.detection`."""
-        process = self.processes[name]
-        self._read(process)
-        process.stopped = True
-
-        def found() -> None:
-            if process.stopped and process.alive:
-                for other in self.processes:
-                    self._link_lost(other, name, "heartbeat")
-
-        self.at(self.settings.detection, found)
-
-    def cont(self, name: str) -> None:
-        """Resume a process; its links come back."""
-        process = self.processes[name]
-        self._read(process)
-        process.stopped = False
-        events, process.inbox = process.inbox, []
-        for event in events:
-            self._feed(name, event)
-        self._set_tick(process)
-        for other in self.processes:
-            if other != name and name not in self.processes[other].machine.neighbors.by_name:
-                self._link_lost(name, other, "heartbeat")
-        self._greet(name)
-
-    def hang_engine(self, name: str, *, hangs: bool) -> None:
-        """Make the engine of a peer hang, or let it return its pending calls."""
-        process = self.processes[name]
-        process.engine_hangs = hangs
-        if not hangs:
-            calls, process.hung_calls = process.hung_calls, []
-            for call in calls:
-                self._feed(name, call)
-
-    def drain(self, name: str) -> None:
-        """Make a peer accept no new requests, and leave when it holds none."""
-        self._feed(name, Drain())
-
-    def is_idle(self, name: str) -> bool:
-        """Return whether a peer holds no requests, so that it may leave."""
-        return not self.processes[name].machine.held
-
-    def run(self, seconds: float) -> None:
-        """Advance by ``seconds``, and let all processes read the messages that have arrived."""
-        super().run(seconds)
-        self._read_all()
 
     def settle(self, at_most: float = 60.0) -> None:
         """Advance until every request has its outcome."""
@@ -234,9 +165,6 @@ class Simulation(Clock):
             self.run(0.05)
 
     # Implementation.
-
-    def _new_source(self) -> Machine[Any]:
-        return source_machine(SOURCE, limits=self.settings.limits, rng=self._rng, model=self.settings.model)
 
     def _new_peer(self, name: str) -> PeerMachine:
         given = self.settings
@@ -276,56 +204,22 @@ class Simulation(Clock):
     def _deliver(self, sender: str, to: str, event: Event, size: float = 0.0) -> None:
         """Deliver an event with a payload of ``size``, unless the link or a process is gone when it arrives."""
         a, b = self.processes[sender], self.processes[to]
-        if a.stopped or not self._linked(sender, to):
-            return
-        at, number = self.network.arrival(self.now, sender, to, size), next(self._counter)
-        if isinstance(event, NeighborState) and not b.machine.may_act_on(event):
-            heapq.heappush(b.mail, (at, number, a, event))
-        else:
-            self._put(at, number, partial(self._arrive, a, b, event))
+        if self._linked(sender, to):
+            at = self.network.arrival(self.now, sender, to, size)
+            self._put(at, next(self._counter), partial(self._arrive, a, b, event))
 
     def _arrive(self, a: Process, b: Process, event: Event) -> None:
-        if self._arrives(a, b, event):
+        if self.processes[a.name] is not a or self.processes[b.name] is not b or not self._linked(a.name, b.name):
+            return
+        if self._hears(b, a.name) or isinstance(event, NeighborUp):
             self._feed(b.name, event)
 
-    def _arrives(self, a: Process, b: Process, event: Event) -> bool:
-        if self.processes[a.name] is not a or self.processes[b.name] is not b or not self._linked(a.name, b.name):
-            return False
-        return a.name in b.machine.neighbors.by_name or b.stopped or isinstance(event, NeighborUp)
-
-    def _read(self, process: Process) -> None:
-        """Let a process read the STATE messages that have arrived."""
-        mail = process.mail
-        while mail and mail[0][:2] < (self.now, self._number):
-            at, _, sender, event = heapq.heappop(mail)
-            if not self._arrives(sender, process, event):
-                continue
-            if process.stopped:
-                process.inbox.append(event)
-            else:
-                for instruction in process.machine.handle_all((event,), at):
-                    self._execute(process, instruction)
-
-    def _read_all(self) -> None:
-        for process in self.processes.values():
-            self._read(process)
-
-    def _deliver_what_matters(self, process: Process) -> None:
-        """Schedule events for the STATE messages that matter now that the state of their receiver has changed."""
-        for entry in [entry for entry in process.mail if process.machine.may_act_on(entry[3])]:
-            process.mail.remove(entry)
-            heapq.heapify(process.mail)
-            at, number, sender, event = entry
-            self._put(at, number, partial(self._arrive, sender, process, event))
+    def _hears(self, process: Process, name: str) -> bool:
+        return name in process.machine.neighbors.by_name
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
-        if not process.alive:
-            return
-        if process.stopped:
-            self._read(process)
-            process.inbox.append(event)
-        else:
+        if process.alive:
             self._handle(process, (event,))
 
     def _handle(self, process: Process, *groups: tuple[Event, ...]) -> None:
@@ -333,14 +227,10 @@ class Simulation(Clock):
         process.events.extend(groups)
         if busy:
             return  # the loop below already runs, further up the stack
-        if process.mail:
-            self._read(process)
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
             process.events.popleft()
-        if process.mail:
-            self._deliver_what_matters(process)
         self._set_tick(process)
 
     def _set_tick(self, process: Process) -> None:
@@ -354,7 +244,7 @@ class Simulation(Clock):
         if process.tick_at != at or self.processes[process.name] is not process:
             return  # an earlier tick replaced this one
         process.tick_at = math.inf
-        if not process.alive or process.stopped:
+        if not process.alive:
             return
         due = process.machine.next_check()
         if due is not None and due <= self.now:
@@ -389,18 +279,13 @@ class Simulation(Clock):
             seconds = self.block_seconds[name] * len(compute.blocks)
         else:
             seconds = engine_seconds(name, compute.blocks, len(compute.tokens))
-        seconds *= self.slowness[name]
         self.busy[name] += seconds
         process.engine_until = max(self.now, process.engine_until) + seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
         done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
 
         def finish() -> None:
-            if self.processes[name] is not process:
-                return
-            if process.engine_hangs:
-                process.hung_calls.append(done)
-            else:
+            if self.processes[name] is process:
                 self._feed(name, done)
 
         self.at(process.engine_until - self.now + self.settings.call_seconds.get(name, 0.0), finish)

@@ -87,7 +87,7 @@ class SourceSetup:
             alias,
             limits=self.limits or Limits.for_frames(transfer_s),
             rng=random.SystemRandom(),
-            model=Model(bundle.bands, self.strict_id(bundle), self.settings.via_source),
+            model=Model(bundle.bands, self.strict_id(bundle)),
         )
 
     def strict_id(self, bundle: Bundle) -> str:

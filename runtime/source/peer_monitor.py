@@ -183,8 +183,7 @@ class PeerMonitor:
         held: list[tuple[int, ...]] = []
         for n in neighbors:
             if n.state is not None and n.state.warm and not n.state.draining:
-                behind = () if self._machine.turn.model.only_linked else (n.state.reach_blocks,)
-                held += (n.hello.blocks, *behind)
+                held += (n.hello.blocks, n.state.reach_blocks)
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers
         }

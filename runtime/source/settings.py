@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,8 +37,6 @@ class Settings(validation.Settings, frozen=True):
     """Seed of the orders of policy ``random``."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Maximum number of requests in flight; others wait for their turn."""
-    via_source: bool = False
-    """Whether to send every hop through this process, for peers that cannot reach one another."""
     threads: Threads | None = None
     """Threads of stem and head; by default as in ``peers.yaml``, else one."""
     engine: EngineKind | None = None
@@ -47,8 +45,6 @@ class Settings(validation.Settings, frozen=True):
     """Execution provider of ONNX Runtime for stem and head; by default as in ``peers.yaml``."""
     waves: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Maximum number of waves of policy ``parallel``: fewer are faster, more are closer to a plain order."""
-    on_straggler: Literal["later", "skip"] = "later"
-    """Whether blocks of a track that does not return run later, or are skipped as far as ``max_skips`` allows."""
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Fraction of the answers to recompute; see :mod:`ls_edge.runtime.source.audit`."""
     model_wait_s: Annotated[float, Meta(ge=0)] = 5.0
@@ -57,12 +53,8 @@ class Settings(validation.Settings, frozen=True):
     """Whether to use only peers with exactly this bundle, not with other bundles of its model."""
 
     def __post_init__(self) -> None:
-        """Check relations between fields."""
-        if find_policy(self.policy).runs_in_waves and self.via_source:
-            raise UsageError(
-                f"policy {self.policy} needs peers that reach one another, so hops cannot go through the source; use "
-                "fastest, or omit via_source"
-            )
+        """Check that the policy exists."""
+        find_policy(self.policy)
 
     def check_audit(self, *, is_thin: bool) -> None:
         """Raise :class:`UsageError` if a source cannot audit with these settings; ``is_thin``: without a bundle."""
@@ -108,9 +100,7 @@ class Itineraries:
             settings.policy,
             (),
             settings.skips_of(bundle.num_blocks),
-            settings.via_source,
             waves_wanted=settings.waves if self._policy.runs_in_waves else 0,
-            on_straggler=settings.on_straggler,
         )
 
     def of(self, request: int) -> Itinerary:

@@ -164,12 +164,11 @@ def test_parallel_blocks_count_for_all_their_holders():
 
 
 def wave_record():
-    """One visit to ``a``, which joined a wave of three tracks; that of ``c`` was lost and ``d`` was given none."""
+    """One visit to ``a``, which joined a wave of three tracks; that of ``c`` was lost."""
     tracks = (
         TrackSpan(0, "a", (0, 1), 0, 4000, 4000, 200, 3000, 100),
         TrackSpan(0, "b", (2, 3), 0, 6000, 5000, 400, 3500, 100),
         TrackSpan(0, "c", (), 0, 5000, 4500, why="lost"),
-        TrackSpan(0, "d", (), 0, 0, 9000, why="no gain"),
     )
     visit = Visit("a", (0, 1, 4), 200, 4500, 300, 2000, tracks)
     waves = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))), (((4, "a"),),))

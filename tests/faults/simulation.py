@@ -1,9 +1,12 @@
-"""A simulation with faults of links: cut links, messages that cannot be sent, and tokens that their receiver drops."""
+"""A simulation with more faults: stopped and drained processes, hung engines, cut links, and what cannot be sent."""
+
+import math
 
 from ls_edge.core.errors import WireError
 from ls_edge.runtime.routing.state.events import (
     Arrived,
     Computed,
+    Drain,
     Forward,
     NeighborState,
     Received,
@@ -20,7 +23,7 @@ _TOGETHER = (Arrived, Received, NeighborState, Computed)
 class FaultySimulation(Simulation):
     """A source called ``source`` and peers, with faults."""
 
-    def __init__(self, peers, *, turn=0.0, check_run=None, validate=False, **settings):
+    def __init__(self, peers, *, turn=0.0, check_run=None, validate=False, detection=0.35, **settings):
         """Start all processes.
 
         For ``turn`` seconds a process collects messages and results to handle them together. ``check_run`` is called
@@ -35,6 +38,11 @@ class FaultySimulation(Simulation):
         self._turn_s, self._check_run, self._validate = turn, check_run, validate
         self._turns = {}
         """Events since the last turn, by process."""
+        self._detection = detection
+        self._inboxes = {}
+        """Events that wait for stopped processes."""
+        self._hung = {}
+        """Results that hung engines keep."""
         super().__init__(peers, **settings)
 
     def cut(self, a, b):
@@ -53,11 +61,69 @@ class FaultySimulation(Simulation):
         self._hello(a, b)
         self._hello(b, a)
 
-    def _matters(self, process, event):
-        return True  # with each STATE as an event, it may end a turn, and is lost with its link
+    def stop(self, name):
+        """Suspend a process; heartbeats detect that after ``detection`` seconds."""
+        process = self.processes[name]
+        inbox = self._inboxes[process] = self._turns.pop(process, [])
+
+        def found():
+            if self._inboxes.get(process) is inbox and process.alive:
+                for other in self.processes:
+                    self._link_lost(other, name, "heartbeat")
+
+        self.at(self._detection, found)
+
+    def cont(self, name):
+        """Resume a process; its links come back."""
+        process = self.processes[name]
+        for event in self._inboxes.pop(process):
+            self._feed(name, event)
+        self._set_tick(process)
+        for other in self.processes:
+            if other != name and name not in self.processes[other].machine.neighbors.by_name:
+                self._link_lost(name, other, "heartbeat")
+        self._greet(name)
+
+    def is_stopped(self, name):
+        """Return whether a process is suspended."""
+        return self.processes[name] in self._inboxes
+
+    def hang_engine(self, name, *, hangs):
+        """Make the engine of a peer hang, or let it return its pending calls."""
+        process = self.processes[name]
+        if hangs:
+            self._hung[process] = []
+        else:
+            for call in self._hung.pop(process):
+                self._feed(name, call)
+
+    def is_hung(self, name):
+        """Return whether the engine of a peer hangs."""
+        return self.processes[name] in self._hung
+
+    def drain(self, name):
+        """Make a peer accept no new requests, and leave when it holds none."""
+        self._feed(name, Drain())
+
+    def is_idle(self, name):
+        """Return whether a peer holds no requests, so that it may leave."""
+        return not self.processes[name].machine.held
 
     def _linked(self, a, b):
         return super()._linked(a, b) and not self.is_cut(a, b)
+
+    def _deliver(self, sender, to, event, size=0.0):
+        if not self.is_stopped(sender):
+            super()._deliver(sender, to, event, size)
+
+    def _hears(self, process, name):
+        return super()._hears(process, name) or process in self._inboxes
+
+    def _tick(self, process, at):
+        if process not in self._inboxes:
+            super()._tick(process, at)
+        elif process.tick_at == at:
+            process.tick_at = math.inf
 
     def _start(self, name):
         if self._validate:
@@ -72,24 +138,23 @@ class FaultySimulation(Simulation):
             except WireError as error:
                 self.dropped.append((name, event.sender, str(error)))
                 return
-        if process.alive and process.stopped:
-            process.inbox += self._turns.pop(process, ())
+        if process in self._hung and isinstance(event, Computed):
+            self._hung[process].append(event)
+        elif process.alive and process in self._inboxes:
+            self._inboxes[process].append(event)
         elif process.alive and self._turn_s and isinstance(event, _TOGETHER):
             waiting = self._turns.setdefault(process, [])
             waiting.append(event)
             if len(waiting) == 1:
                 self.at(self._turn_s, lambda: self._handle(process))
-            return
-        super()._feed(name, event)
+        else:
+            super()._feed(name, event)
 
     def _handle(self, process, *groups):
         """Let a process handle its turn, then these events."""
         if not process.alive or self.processes[process.name] is not process:
             return
         waiting = tuple(self._turns.pop(process, ()))
-        if process.stopped:
-            process.inbox += [*waiting, *(event for group in groups for event in group)]
-            return
         super()._handle(process, *([waiting] if waiting else ()), *groups)
 
     def _execute(self, process, instruction):

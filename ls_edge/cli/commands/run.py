@@ -295,8 +295,7 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
         for name, why in problems.items():
             if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S:
                 unusable_since[name] = math.inf  # it is shown once
-                views = {} if source.settings.via_source else source.snapshot.peers
-                ways = ", ".join(other for other, view in views.items() if name in view.reaches)
+                ways = ", ".join(other for other, view in source.snapshot.peers.items() if name in view.reaches)
                 how = f"reached only through {ways}" if ways else "not used"
                 progress.note(f"{name} is {how}: {why}")
         missing = source.snapshot.missing_blocks

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ls_edge.core.parts import ENDS
-from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
+from ls_edge.core.records import RequestRecord, TrackSpan, Visit
 
 SOURCE = ""
 """Holder of the source's work; empty because a peer may be called "source"."""
@@ -51,7 +51,7 @@ def work_of(record: RequestRecord) -> Iterator[Work]:
         yield Work(visit.holder, _lay([("wire", None, hop), *own], clock))
         clock += hop
         for track in visit.tracks:
-            if track.holder != visit.holder and track.why != NO_GAIN:
+            if track.holder != visit.holder:
                 trip = ("wire", None, track.transfer_us / 2)
                 yield Work(track.holder, _lay([trip, *_parts(track), trip], clock + track.begin_us), track.why)
         clock += length

@@ -19,6 +19,7 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
+from ls_edge.runtime.routing.peer.engine_queue import ENGINE_CALLS
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 
@@ -84,13 +85,13 @@ class PlannedDevice:
     def taken_ms(self, blocks: float) -> float:
         """Return how long a visit that runs ``blocks`` occupies the device, per image of a full batch.
 
-        An engine call runs blocks for at most :attr:`Limits.chain`. The engine has ``Limits.engine_calls`` calls at the
+        An engine call runs blocks for at most :attr:`Limits.chain`. The engine has ``ENGINE_CALLS`` calls at the
         same time, so the overhead of a call counts only if it takes longer than the other calls.
         """
         engine, call_ms = blocks * self.busy_ms, self.call_ms(self.max_batch)
         blocks_a_call = max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else math.inf
         calls = math.ceil(blocks / blocks_a_call - 1e-9)
-        return max(engine, (engine + calls * self.runtime_ms / self.max_batch) / Limits.engine_calls)
+        return max(engine, (engine + calls * self.runtime_ms / self.max_batch) / ENGINE_CALLS)
 
     @property
     def block_mj(self) -> float | None:

@@ -15,6 +15,7 @@ from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decoded, NoteKind
 from ls_edge.runtime.routing.state.events import Decode as DecodeImage
 from ls_edge.runtime.routing.state.held_request import QUEUED, RUNNING, WAITING, HeldRequest
+from ls_edge.runtime.routing.state.limits import LOOK_AGAIN
 from ls_edge.runtime.routing.state.turn import Turn
 
 
@@ -56,7 +57,7 @@ class EngineWork:
             request.is_decoded = False
             turn.instructions.append(DecodeImage(request.transfer, request.tokens))
         self._turn.send_progress([request])
-        self._custody.wait_for(request, (), turn.now + turn.limits.look_again)
+        self._custody.wait_for(request, (), turn.now + LOOK_AGAIN)
 
     def decoded(self, event: Decoded) -> None:
         """Continue with a decoded image, or send a request home whose image cannot be decoded."""

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from ls_edge.runtime.protocol.messages import RequestId
 
+MOST = 100_000
+"""Ended requests whose late tokens a peer refuses: 21 MB, and 1,600 requests a second with budgets of a minute."""
+
 
 class Tombstones:
-    """The newest ``most`` ended requests with their sources, each until its own time."""
+    """The newest ended requests with their sources, each until its own time."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self.until: OrderedDict[tuple[str, RequestId], float] = OrderedDict()
         """Time until which each request is kept, newest last."""
 
@@ -29,5 +31,5 @@ class Tombstones:
 
     def forget(self, now: float) -> None:
         """Forget the oldest requests while there are too many or their time is over."""
-        while self.until and (len(self.until) > self._most or next(iter(self.until.values())) <= now):
+        while self.until and (len(self.until) > MOST or next(iter(self.until.values())) <= now):
             self.until.popitem(last=False)

@@ -7,9 +7,8 @@ track goes to its own engine.
 
 A track ends with the tokens that come back, or without them: its holder is lost, refuses, or misses the deadline of the
 hop. When all tracks have ended, their additions are summed in track order (``ls_edge.core.arrangement.join``), and the
-request continues. Blocks that a track did not run remain for a later wave or the next holder; with ``skip`` in the
-itinerary they are skipped while skips are left. If the joiner dies, the keeper of the previous copy runs the wave
-again, and the holders drop their tracks, since their source is gone.
+request continues. Blocks that a track did not run remain for a later wave or the next holder. If the joiner dies, the
+keeper of the previous copy runs the wave again, and the holders drop their tracks, since their source is gone.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ class Split(NamedTuple):
     """Step of a decision: run these tracks in parallel."""
 
     tracks: Sequence[PlannedTrack]
-    """Tracks; none to record only that splitting does not pay off."""
-    unused: Sequence[PlannedTrack]
 
 
 class OwnTrack(NamedTuple):
@@ -55,16 +52,13 @@ def own_track(case: Case) -> OwnTrack | None:
 def plan_split(case: Case, local: LocalNode) -> Split | None:
     """Plan a wave of several tracks if it pays off and there is room."""
     request, it, turn = case.request, case.itinerary, case.turn
-    if not local.blocks or it.track is not None or it.via_source or has_ends(turn.bands.permitted(it.remaining)):
+    if not local.blocks or it.track is not None or has_ends(turn.bands.permitted(it.remaining)):
         return None
     others = case.linked
     if request.avoid or it.avoid:
         others = [n for n in others if n.name not in request.avoid and n.name not in it.avoid]
-    tracks, unused = plan_wave(it, turn.name, local, others)
-    if 2 <= len(tracks) <= case.room:
-        return Split(tracks, unused)
-    known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
-    return Split((), unused) if any(track.holder not in known for track in unused) else None
+    tracks = plan_wave(it, turn.name, local, others)
+    return Split(tracks) if 2 <= len(tracks) <= case.room else None
 
 
 class WaveJoiner:
@@ -80,19 +74,12 @@ class WaveJoiner:
     # Start of a wave.
 
     def split(self, request: HeldRequest, step: Split) -> None:
-        """Record holders without a track in the trace, and start the wave if it pays off."""
-        self._record_unused(request, step.unused)
-        if step.tracks:
-            self._begin(request, step.tracks)
-        else:
-            self._custody.waiting.ready.append(request)
-
-    def _begin(self, request: HeldRequest, tracks: Sequence[PlannedTrack]) -> None:
+        """Start a wave."""
         turn, custody = self._turn, self._custody
         wave = OpenWave(turn.rng.getrandbits(64), request)
         request.waves += 1
         before = request.itinerary.slot
-        for index, planned in enumerate(tracks):
+        for index, planned in enumerate(step.tracks):
             transfer = TransferId(request.request, turn.rng.getrandbits(64), request.transfer.hop)
             itinerary = Itinerary(
                 turn.name,
@@ -121,18 +108,6 @@ class WaveJoiner:
             track.request.open_track = None
             self._custody.end(track.request, "its wave is closed")
         wave.tracks.clear()  # a reference cycle would keep the tokens until garbage collection
-
-    def _record_unused(self, request: HeldRequest, unused: Sequence[PlannedTrack]) -> None:
-        """Record holders without a track in the trace, once even if the decision is repeated for each block."""
-        if not unused:
-            return
-        at = round((self._turn.now - request.arrived) * 1e6)
-        known = {row.holder for row in request.tracks if not row.blocks and row.wave == request.waves}
-        request.tracks += [
-            TrackSpan(request.waves, track.holder, (), at, at, track.expected_us, why="no gain")
-            for track in unused
-            if track.holder not in known
-        ]
 
     # End of a track.
 
@@ -230,9 +205,6 @@ class WaveJoiner:
         if came:
             request.tokens = self.join(request.tokens, [track.out for track in came])
             request.itinerary = request.itinerary.joined(tuple(track.ran for track in came))
-        left, it = tuple(b for track in wave.tracks for b in track.plan.blocks[len(track.ran) :]), request.itinerary
-        if left and it.on_straggler == "skip" and len(it.skipped) + len(left) <= it.max_skips:
-            request.itinerary = it.skip(left)
         self._custody.decide_again(request, "all tracks have ended")
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from ls_edge.runtime.routing.decisions import Case, Hold
 from ls_edge.runtime.routing.policies.policy import SendTo
+from ls_edge.runtime.routing.state.hop import AWAY
+from ls_edge.runtime.routing.state.limits import LOOK, LOOK_AGAIN
 
 
 class Drop(NamedTuple):
@@ -24,21 +26,21 @@ def to_its_source(case: Case) -> SendTo | Hold | None:
         return None
     if n.window_left > 0:
         return SendTo(source)
-    return None if n.loses_tokens else Hold((source,), case.now + case.turn.limits.look_again)
+    return None if n.loses_tokens else Hold((source,), case.now + LOOK_AGAIN)
 
 
 def through_others(case: Case) -> SendTo | Drop | Hold | None:
     """Send tokens home through a neighbor; drop them if there has been none for a while: their source has a copy."""
-    request, limits, since = case.request, case.turn.limits, case.request.waiting_since
+    request, since = case.request, case.request.waiting_since
     if not request.returning:
         return None
     way = _way(case)
     if way:
         return SendTo(way, relay=True)
-    is_over = since is not None and case.now - since >= limits.hop.away
+    is_over = since is not None and case.now - since >= AWAY
     if is_over and not case.turn.neighbors.reach(case.itinerary.source):
         return Drop("no way home")
-    return Hold((), case.now + limits.look)
+    return Hold((), case.now + LOOK)
 
 
 def _way(case: Case) -> str:

@@ -144,7 +144,7 @@ def _first_reachable(
     if saturated:
         return ReturnReason.CREDIT
     # One process may pass the tokens on between two blocks.
-    relays = [] if itinerary.via_source or itinerary.relays else candidates
+    relays = [] if itinerary.relays else candidates
     for block in wanted:
         ways = [c for c in relays if block in c.reach_blocks]
         free = [c for c in ways if c.credits > 0]

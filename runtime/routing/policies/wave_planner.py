@@ -21,30 +21,27 @@ from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.held_request import PlannedTrack
 from ls_edge.runtime.routing.state.neighbors import Neighbor
 
+WAVE_GAIN = 0.95
+"""Maximum expected time of a split wave, as a fraction of the time alone. The error of the expectation may exceed a
+smaller gain. With calls that vary by 20 %, 0.8 takes up to 43 % longer; 0.95 and 1 differ by less than 3 %."""
 
-def plan_wave(
-    itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbor]
-) -> tuple[list[PlannedTrack], list[PlannedTrack]]:
-    """Return the tracks of the next wave of a request that ``name`` holds, its own first, and the unused candidates.
 
-    A single track means that splitting does not pay off; no track means that ``name`` cannot run any block itself. The
-    unused candidates have suitable blocks but no track; their time is that of a single block.
+def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Neighbor]) -> list[PlannedTrack]:
+    """Return the tracks of the next wave of a request that ``name`` holds, its own first.
+
+    A single track means that splitting does not pay off; no track means that ``name`` cannot run any block itself.
     """
     remaining = local.model.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
-    used = [track for track in tracks if track.blocks]
-    unused = [track for track in tracks if not track.blocks]
-    wave = {block for track in used for block in track.blocks}
+    wave = {block for track in tracks for block in track.blocks}
     assigned = assign_blocks(
         [block for block in remaining if block in wave],
-        [len(track.blocks) for track in used],
-        [track.allowed for track in used],
+        [len(track.blocks) for track in tracks],
+        [track.allowed for track in tracks],
     )
-    for track, blocks in zip(used, assigned, strict=True):
+    for track, blocks in zip(tracks, assigned, strict=True):
         track.blocks = blocks
-    for track in unused:
-        track.expected_us += track.block_us
-    return used, unused
+    return tracks
 
 
 def _helpers(remaining: Sequence[int], candidates: Sequence[Neighbor]) -> list[PlannedTrack]:
@@ -98,13 +95,11 @@ def _tracks(
     for track, _ in given[size:]:
         track.expected_us -= track.block_us
     alone = local.wait_us + size * local.block_us if len(own.allowed) >= size else math.inf
-    if not own.blocks or max(track.expected_us for track in tracks if track.blocks) > local.limits.wave_gain * alone:
+    if not own.blocks or max(track.expected_us for track in tracks if track.blocks) > WAVE_GAIN * alone:
         own.blocks = tuple(block for block in remaining if block in own.allowed)[:size]
         own.expected_us = local.wait_us + len(own.blocks) * local.block_us
-        for track in tracks[1:]:
-            track.expected_us -= len(track.blocks) * track.block_us
-            track.blocks = ()
-    return tracks
+        return [own]
+    return [track for track in tracks if track.blocks]
 
 
 def _begun(itinerary: Itinerary, bands: Bands) -> int:
@@ -142,8 +137,8 @@ def best_joiner(
     for index, c in enumerate(candidates):
         if c.credits <= 0:
             continue
-        joiner = LocalNode(c.blocks, c.wait_us, c.block_us, local.model, local.limits)
-        tracks = [track for track in _tracks(itinerary, remaining, c.name, joiner, helpers) if track.blocks]
+        joiner = LocalNode(c.blocks, c.wait_us, c.block_us, local.model)
+        tracks = _tracks(itinerary, remaining, c.name, joiner, helpers)
         if not tracks:
             continue
         expected_us, blocks = max(track.expected_us for track in tracks), sum(len(track.blocks) for track in tracks)

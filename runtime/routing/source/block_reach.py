@@ -24,11 +24,11 @@ class BlockReach:
         """Record which blocks are reachable.
 
         Blocks of the previous check count as reachable until now if an event may have changed them, otherwise until
-        that check. If the source demands a bundle or a link, blocks behind neighbors do not count.
+        that check. If the source demands a bundle, blocks behind neighbors do not count.
         """
-        model, until = self._turn.model, self._looked_at if event is None else self._turn.now
+        until = self._looked_at if event is None else self._turn.now
         good = [n for n in self._turn.neighbors if n.serves and not n.is_silent]
-        behind = [] if model.bundle_id or model.only_linked else [n.reach_blocks for n in good]
+        behind = [] if self._turn.model.bundle_id else [n.reach_blocks for n in good]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
         self._looked_at = self._turn.now

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ls_edge.core.bands import Bands
-from ls_edge.runtime.routing.state.limits import Limits
 
 ONE_BAND = Bands(0)
 """Bands of a model of any size whose blocks may run in any order."""
@@ -17,8 +16,6 @@ class Model(NamedTuple):
     bands: Bands = ONE_BAND
     bundle_id: str = ""
     """In a peer, the bundle that it serves; in a source, the only bundle whose blocks may run, empty for any."""
-    only_linked: bool = False
-    """In a source, whether only linked peers may run blocks, since every hop goes through the source."""
 
 
 class LocalNode(NamedTuple):
@@ -30,6 +27,5 @@ class LocalNode(NamedTuple):
     block_us: int = 0
     """Typical time of an engine call."""
     model: Model = Model()
-    limits: Limits = Limits()
     beside_us: int = 0
     """Typical time of an engine call while other tracks are transferred; 0 if not measured."""

@@ -29,8 +29,9 @@ from ls_edge.runtime.routing.state.held_request import (
     OpenWave,
     Stage,
 )
+from ls_edge.runtime.routing.state.limits import LOOK_AGAIN
 from ls_edge.runtime.routing.state.timers import Timers
-from ls_edge.runtime.routing.state.turn import Turn
+from ls_edge.runtime.routing.state.turn import PROGRESS_EVERY, Turn
 from ls_edge.runtime.routing.state.waiting_requests import WaitingRequests
 
 
@@ -239,16 +240,16 @@ class Custody:
         """Set the time of the next check of a transfer; on the way to its receiver, PROGRESS is due meanwhile."""
         at = min(request.hop_at, self._rules.budget_end(request))
         if request.stage is OFFERED:
-            at = min(at, self._turn.now + self._turn.limits.look_again)
+            at = min(at, self._turn.now + LOOK_AGAIN)
         self.timers.set(request, at)
 
     def watch_call(self, request: HeldRequest) -> None:
         """Set the time of the next check of an engine call."""
-        self.timers.set(request, min(request.engine.until, self._turn.now + self._turn.limits.progress_every))
+        self.timers.set(request, min(request.engine.until, self._turn.now + PROGRESS_EVERY))
 
     def watch_wave(self, request: HeldRequest) -> None:
         """Set the time of the next check of an open wave."""
-        self.timers.set(request, min(self._turn.now + self._turn.limits.look_again, self._rules.budget_end(request)))
+        self.timers.set(request, min(self._turn.now + LOOK_AGAIN, self._rules.budget_end(request)))
 
 
 @dataclass(slots=True)

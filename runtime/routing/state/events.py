@@ -197,8 +197,6 @@ class Complete(msgspec.Struct, frozen=True):
     itinerary: Itinerary
     tokens: Any
     attempts: int
-    seen_holders: tuple[str, ...] = ()
-    """Processes that had the tokens, as observed by the source; the itinerary has the reports of holders."""
     why_skipped: str = ""
     """Reason why blocks were skipped; empty if none were."""
 

@@ -13,8 +13,6 @@ from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Itinerary, Ran, RequestId, TransferId
 
 INFINITY = float("inf")
-MAX_HOLDERS_SEEN = 64
-"""Limit on the remembered holders of a request."""
 STORY = 16
 """Transitions that a held request remembers: enough for two engine calls, and small compared with its tokens."""
 
@@ -58,25 +56,12 @@ class EngineVisit(msgspec.Struct, eq=False):
 
 
 class Trail(msgspec.Struct, eq=False):
-    """Location of a request as its source knows it from ACCEPT, RELEASE and MOVED."""
+    """Location of a request as its source knows it from RELEASE and MOVED."""
 
     holder: str = ""
     """Process that has the tokens; empty until the next holder has passed them on."""
     before: str = ""
     """Process that keeps the previous copy."""
-    seen: dict[str, None] = {}
-    """Processes that have accepted the request, sent MOVED or returned it, in order."""
-
-    def moved(self, before: str, holder: str) -> None:
-        """Record that ``holder`` has the tokens now, and ``before`` the copy."""
-        self.before, self.holder = before, holder
-        self.note(before, holder)
-
-    def note(self, *names: str) -> None:
-        """Record processes that had the tokens."""
-        for name in names:
-            if len(self.seen) < MAX_HOLDERS_SEEN:
-                self.seen[name] = None
 
 
 class HeldRequest(msgspec.Struct, eq=False):
@@ -138,7 +123,6 @@ class HeldRequest(msgspec.Struct, eq=False):
     wave: OpenWave | None = None
     open_track: OpenTrack | None = None
     """Track that these tokens belong to, while a wave of this process is open."""
-    trail: Trail | None = None
     story: deque[tuple[float, Stage, Stage, str]] = msgspec.field(default_factory=lambda: deque(maxlen=STORY))
     """Latest transitions: time, from, to, reason."""
 

@@ -6,13 +6,13 @@ A neighbor that is silent, unwilling or unable, or whose link loses tokens, is g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ls_edge.runtime.protocol.messages import Hello, State, TransferId
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.link_times import WINDOW, LinkTimes
 from ls_edge.runtime.routing.state.pause import Pause, PauseReason
 
 MAX_UNANSWERED = 1024
@@ -21,79 +21,6 @@ CUTS = 3
 """Links to a process in a row that end while it is sent tokens, after which it gets new ones only after a pause."""
 _as_set = lru_cache(1024)(frozenset[int])
 """Cached conversion of tuples of blocks: most of them repeat."""
-
-
-def clamped(took: float, usual: float, before: float, limits: Limits) -> float:
-    """Return a measured time with outliers clamped: one pause does not make a device slow, two in a row do.
-
-    ``usual`` (0 if unknown) and ``before``, the previous measurement, have the unit of ``took``.
-    """
-    return min(took, max(limits.clamp * usual, before)) if usual else took
-
-
-def faded(usual: float, since: float, limits: Limits) -> float:
-    """Return a measured time faded by its age in seconds, so that a link that was slow once is tried again."""
-    return usual * math.pow(0.5, since / limits.fade)
-
-
-@dataclass(slots=True, eq=False)
-class LinkTimes:
-    """Measured times of a link."""
-
-    usual_us: float = 0.0
-    """Typical time from a transfer to its ACCEPT; 0 before the first."""
-    usual_trip_us: float = 0.0
-    """Typical time of a track without queue and engine."""
-    _at: float = 0.0
-    _last_us: float = 0.0
-    _trip_at: float = 0.0
-    _expected: tuple[float, int] = (-1.0, 0)
-    """Time and result of the latest :meth:`expected_us`: a decision needs it several times."""
-
-    def accepted_after(self, seconds: float, now: float, limits: Limits) -> None:
-        """Update the time of a transfer from a new measurement."""
-        took = seconds * 1e6
-        if self.usual_us:
-            counted = clamped(took, max(self.usual_us, 1000.0), self._last_us, limits)
-            self.usual_us += (counted - self.usual_us) * limits.smooth
-        else:
-            self.usual_us = took
-        self._at, self._last_us = now, took
-        self._expected = (now, round(self.usual_us))
-
-    def track_took(self, seconds: float, inside_us: int, now: float, limits: Limits) -> None:
-        """Update the time of a trip from a track that took ``seconds``, ``inside_us`` of them in queue and engine."""
-        trip = max(1.0, seconds * 1e6 - inside_us)
-        weight = limits.smooth_fast if trip < self.usual_trip_us else limits.smooth_slow
-        self.usual_trip_us += (weight if self.usual_trip_us else 1.0) * (trip - self.usual_trip_us)
-        self._trip_at = now
-
-    def expected_us(self, now: float, limits: Limits) -> int:
-        """Return the expected time of a transfer; an old measurement fades."""
-        at, expected = self._expected
-        if at != now:
-            usual = self.usual_us
-            expected = round(faded(usual, now - self._at, limits)) if usual else 0
-            self._expected = (now, expected)
-        return expected
-
-    def expected_trip_us(self, now: float, limits: Limits) -> int:
-        """Return the expected time of both transfers of a track; an old measurement fades.
-
-        A measured trip is the better estimate: on a busy core, ACCEPT is read late, and transfers seem to take longer.
-        """
-        usual = self.usual_trip_us
-        if not usual:
-            return round(2 * self.usual_us)
-        known = faded(usual, now - self._trip_at, limits)
-        return round(max(known, min(self.usual_us, usual)))
-
-    def window(self, now: float, limits: Limits) -> int:
-        """Return how many transfers may be in flight; few on a slow link."""
-        if not self.usual_us:
-            return limits.unmeasured_window
-        window_us, link_us = limits.window * 1e6, self.expected_us(now, limits)
-        return max(1 if link_us > 5 * window_us else limits.unmeasured_window, int(window_us / max(1, link_us)))
 
 
 @dataclass(slots=True, eq=False)
@@ -176,24 +103,24 @@ class Neighbor:
         if self.state is None or now < self.pause.until:
             return 0
         reported, link_us = self.reported_credits, self.link.usual_us
-        if reported * (link_us + 1) <= self.all.limits.window * 1e6 and link_us:
+        if reported * (link_us + 1) <= WINDOW * 1e6 and link_us:
             return max(0, reported - self.offers)  # not a slow link; the exact window would cost more than a decision
-        return max(0, min(reported, self.link.window(now, self.all.limits)) - self.offers)
+        return max(0, min(reported, self.link.window(now)) - self.offers)
 
     @property
     def window_left(self) -> int:
         """Number of further transfers that may be in flight; few on a slow link, none on one that loses tokens."""
-        return 0 if self.loses_tokens else self.link.window(self.all.now, self.all.limits) - self.offers
+        return 0 if self.loses_tokens else self.link.window(self.all.now) - self.offers
 
     @property
     def link_us(self) -> int:
         """Expected time of a transfer."""
-        return self.link.expected_us(self.all.now, self.all.limits)
+        return self.link.expected_us(self.all.now)
 
     @property
     def trip_us(self) -> int:
         """Expected time of both transfers of a track."""
-        return self.link.expected_trip_us(self.all.now, self.all.limits)
+        return self.link.expected_trip_us(self.all.now)
 
     @property
     def wait_us(self) -> int:
@@ -214,12 +141,12 @@ class Neighbor:
 
     def accepted_after(self, seconds: float) -> None:
         """Record an accepted transfer that took ``seconds``."""
-        self.link.accepted_after(seconds, self.all.now, self.all.limits)
+        self.link.accepted_after(seconds, self.all.now)
         self.moved_at = self.all.now
 
     def track_took(self, seconds: float, inside_us: int) -> None:
         """Record a track that took ``seconds``, ``inside_us`` of them in queue and engine."""
-        self.link.track_took(seconds, inside_us, self.all.now, self.all.limits)
+        self.link.track_took(seconds, inside_us, self.all.now)
 
     def hold_off(self, reason: PauseReason) -> float:
         """Begin a pause; return its end."""

@@ -29,7 +29,6 @@ def test_a_track_is_laid_out_by_its_joiners_clock():
         TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500),
         TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500),
         TrackSpan(0, "c", (), 1000, 5000, 9000, why="lost"),
-        TrackSpan(0, "d", (), 1000, 1000, 9000, why="no gain"),
     )
     visit = Visit("a", (0, 1), 1500, 2500, 500, 4000, tracks)
     works = list(work_of(record(visits=(visit,), latency_us=13_000)))

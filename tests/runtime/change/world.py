@@ -6,7 +6,7 @@ from ls_edge.runtime.change.planner import Goal, plan_change, version_of
 from ls_edge.runtime.change.progress import Seen, next_instruction
 from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, StoreRecord
 from ls_edge.runtime.routing.state.events import Complete
-from ls_edge.runtime.simulator.simulation import Simulation
+from tests.faults.simulation import FaultySimulation
 
 NOTHING = frozenset()
 
@@ -245,7 +245,7 @@ class AnsweringWorld(World):
     def __init__(self, placement, seed=0):
         super().__init__(placement, {"old": "m0"})
         self.held = {name: tuple(sorted(parts)) for name, parts in placement.items()}
-        self.sim = Simulation(self.held, blocks=len(frozenset().union(*placement.values())), seed=seed)
+        self.sim = FaultySimulation(self.held, blocks=len(frozenset().union(*placement.values())), seed=seed)
         self.sim.run(0.3)
 
     def step(self, actor):

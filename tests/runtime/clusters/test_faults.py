@@ -222,21 +222,6 @@ def test_peers_of_another_model_are_refused_with_both_ids(start_peers, tiny_bund
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_blocks_behind_a_peer_have_no_holder_with_every_hop_through_the_source(
-    serve_peers, tiny_bundle, images, wait_until, tmp_path
-):
-    file = serve_peers({"a": range(3), "b": range(3, 6)})
-    view = tmp_path / "view.yaml"  # nothing listens where this source expects b
-    view.write_text(file.path.read_text().replace(file.peer("b").address, "tcp://127.0.0.1:1"))
-    with Source.open(view, tiny_bundle, max_skips=3, budget_ms=60_000) as source:
-        assert source.wait_ready(30) == ()
-        assert not source.submit(images(1)[0]).result(20).degraded
-    with Source.open(view, tiny_bundle, max_skips=3, budget_ms=60_000, via_source=True) as source:
-        wait_until(lambda: "b" in source.snapshot.peers["a"].reaches, 30.0, "a to report its link to b")
-        assert source.snapshot.missing_blocks == (3, 4, 5)
-        assert source.submit(images(1)[0]).result(20).record.skipped == (3, 4, 5)
-
-
 @pytest.mark.parametrize("old", ["c", "source"])
 def test_a_process_with_an_older_file_takes_part(serve, write_peers, tiny_bundle, images, tmp_path, old):
     """It dropped all tokens whose block had run on a holder that is not listed in its own file."""

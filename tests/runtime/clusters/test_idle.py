@@ -7,8 +7,8 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.routing.peer.state_announcer import LOAD_EVERY
 from ls_edge.runtime.routing.state.events import NeighborState
-from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import Node
@@ -55,7 +55,7 @@ def test_only_users_of_a_peer_hear_its_load_often():
     assert sim.source.rules.requests
     assert all(sim.states[f"p{i}", f"p{i - 1}"] >= 15 for i in range(1, blocks))
     others = [sim.states[f"p{i}", f"p{j}"] for i in range(blocks) for j in range(blocks) if j not in (i, i - 1)]
-    assert max(others) <= 1 + 2.0 / Limits().load_every
+    assert max(others) <= 1 + 2.0 / LOAD_EVERY
 
 
 def test_a_lost_link_is_announced_immediately(fleet):
@@ -71,7 +71,7 @@ def test_neighbors_know_the_state_that_a_peer_would_send_now(fleet):
     for _ in range(20):
         fleet.submit()
     fleet.settle()
-    fleet.run(Limits().load_every + 2 * Limits().load_every)
+    fleet.run(LOAD_EVERY + 2 * LOAD_EVERY)
     for name, process in fleet.processes.items():
         for n in process.machine.neighbors:
             if n.name != SOURCE:

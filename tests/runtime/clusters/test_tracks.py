@@ -5,9 +5,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
-from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults
 
 SLOW = Faults(least_ms=8.0)
@@ -97,28 +95,3 @@ def test_faults_in_the_middle_of_waves_lose_no_request(source, slow, pictures, t
     assert_replays(tiny_bundle, arrays, answers)
     # The failed holder, the keeper of the previous copy and the source have the tokens, and each may finish.
     assert max(source.snapshot.duplicates.values(), default=0) <= 2
-
-
-def test_late_tracks_can_be_skipped(slow, pictures, tiny_bundle, assert_replays):
-    settings = {"policy": "parallel", "waves": 1, "on_straggler": "skip", "max_skips": 3, "budget_ms": 15_000}
-    with Source.open(slow.path, tiny_bundle, **settings) as source:
-        assert source.wait_ready() == ()
-        in_waves(source, pictures, 6)
-        arrays, answers = [], []
-        for name in "abc":
-            slow.set_faults(name, Faults(hang=True))
-            some, got = ask(source, pictures[len(arrays) : len(arrays) + 2])
-            arrays, answers = [*arrays, *some], [*answers, *got]
-            slow.set_faults(name, SLOW)
-            ask(source, pictures[:6])
-    assert_replays(tiny_bundle, arrays, answers)
-    left_out = [answer for answer in answers if answer.degraded]
-    assert left_out
-    for answer in left_out:
-        assert 0 < len(answer.record.skipped) <= 3
-        assert any(track.why for visit in answer.record.visits for track in visit.tracks)
-
-
-def test_parallel_does_not_work_via_the_source(write_peers, tiny_bundle):
-    with pytest.raises(UsageError, match="parallel needs peers that reach one another"):
-        Source.open(write_peers({"a": range(6)}), tiny_bundle, policy="parallel", via_source=True)

@@ -134,7 +134,7 @@ BY_A = ((((0, "a"), (1, "a")),),)
 MANIFEST, ACTIVE, PART = (hashlib.sha256(text).digest() for text in (b"offered", b"served", b"block 2"))
 VISIT_A = Visit("a", (0, 1), 210, 3100, 40)
 ASKED = Itinerary(LAPTOP, "nearest", (0, 1, 2, 3), 1)
-AT_B = Itinerary(LAPTOP, "nearest", (2, 3), 1, False, BY_A, (), (VISIT_A,))
+AT_B = Itinerary(LAPTOP, "nearest", (2, 3), 1, BY_A, (), (VISIT_A,))
 EXAMPLES = {
     "hello": Hello(LAPTOP, "source", 3811234567890123456, 0, MODEL, BUNDLE),
     "welcome": Welcome("a", "peer", 991, 0, MODEL, BUNDLE, (0, 1, 2), "onnx CPUExecutionProvider", "fp16"),
@@ -162,7 +162,7 @@ EXAMPLES = {
 
 _WAVE = ((((0, "a"), (1, "a")),), (((2, "a"),), ((3, "b"),)))
 _ROW = TrackSpan(0, "b", (3,), 5000, 9200, 4100, 20, 1500, 30)
-_UNUSED = TrackSpan(1, "c", (), 9300, 9300, 80000, why="no gain")
+_LOST = TrackSpan(1, "c", (), 9300, 9300, 80000, why="lost")
 _ANOTHER = bytes(range(16))
 MORE = {
     "hello of a peer": Hello("b", "peer", 2**64 - 1, 2**16 - 1, MODEL, BUNDLE, (2, 3), "onnx", "int8"),
@@ -186,7 +186,7 @@ MORE = {
     ),
     "run home, done": Run(
         HOME, 9_980_000,
-        Itinerary(LAPTOP, "nearest", (), 1, False, ((((0, "a"), (1, "a"), (2, "b"), (3, "b")),),), (),
+        Itinerary(LAPTOP, "nearest", (), 1, ((((0, "a"), (1, "a"), (2, "b"), (3, "b")),),), (),
                   (VISIT_A, Visit("b", (2, 3), 5, 3000, 0))),
         "fp16", 17, 192, "done",
     ),
@@ -197,15 +197,15 @@ MORE = {
     ),
     "run after a wave": Run(
         HOME, 8_000_000,
-        Itinerary(LAPTOP, "parallel", (), 2, False, _WAVE, (), (Visit("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _UNUSED)),),
-                  waves_wanted=2, on_straggler="skip"),
+        Itinerary(LAPTOP, "parallel", (), 2, _WAVE, (), (Visit("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _LOST)),),
+                  waves_wanted=2),
         "raw", 17, 192, "done",
     ),
     "run with every value of an itinerary": Run(
         TransferId(_ANOTHER, 0, 2**16 - 2), 600_000_000,
-        Itinerary("s", "fastest", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 3, "skip",
+        Itinerary("s", "fastest", (5,), 2**16 - 1, BY_A, (2, 3), (VISIT_A,), ("c",), 3,
                   TrackRef(0, 0, 0, "t"), ("d", "e")),
-        "raw", 2**20, 1, "via source",
+        "raw", 2**20, 1, "hops",
     ),
     "accept of the largest transfer": Accept(TransferId(b"\xff" * 16, 2**64 - 1, 2**16 - 2), 2**16 - 1),
     "refuse with credits": Refuse(SECOND, "draining", 3),

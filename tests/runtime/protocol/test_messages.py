@@ -21,7 +21,7 @@ MUTATIONS = 3000
 
 def test_a_thousand_blocks_fit_into_a_header():
     waves = ((tuple((block, f"device-{block % 50:04d}") for block in range(1000)),),)
-    run = msgspec.structs.replace(EXAMPLES["run"], itinerary=Itinerary("laptop", "nearest", (), 0, False, waves))
+    run = msgspec.structs.replace(EXAMPLES["run"], itinerary=Itinerary("laptop", "nearest", (), 0, waves))
     assert framing.decode(framing.encode(run)) == [run]
 
 

@@ -5,6 +5,7 @@ from ls_edge.runtime.routing.decisions import Case, Hold, Stay, nobody_has_a_cre
 from ls_edge.runtime.routing.peer.way_home import through_others, to_its_source
 from ls_edge.runtime.routing.policies.policy import SendTo
 from ls_edge.runtime.routing.state.events import Forward
+from ls_edge.runtime.routing.state.limits import LOOK
 from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
 
 
@@ -21,7 +22,7 @@ def test_a_waiting_request_is_looked_at_without_an_event():
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
     (sent,) = peer.sent(Forward, "b")
     peer.hears("b", Refuse(sent.transfer, "draining", 5))
-    assert peer.machine.decisions.next_look() <= peer.now + peer.machine.limits.look
+    assert peer.machine.decisions.next_look() <= peer.now + LOOK
     assert [one.to for one in peer.passes(0.15) if isinstance(one, Forward)] == ["b"]
 
 
@@ -69,7 +70,7 @@ def test_tokens_go_home_directly_then_through_a_neighbor_then_wait():
     assert to_its_source(case) is None
     assert through_others(case) == SendTo("r", relay=True)
     peer.machine.neighbors.by_name.pop("r")
-    assert through_others(case) == Hold((), case.now + peer.machine.limits.look)
+    assert through_others(case) == Hold((), case.now + LOOK)
 
 
 def test_a_request_that_waits_for_a_credit_leaves_with_it():

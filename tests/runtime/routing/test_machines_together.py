@@ -71,7 +71,7 @@ def test_peers_that_reach_only_the_source_work_through_it():
     sim = FaultySimulation({"a": [0, 2], "b": [1, 3]}, blocks=4)
     sim.cut("a", "b")
     sim.run(0.3)
-    requests = [sim.submit(policy="sequential"), sim.submit(via_source=True), sim.submit()]
+    requests = [sim.submit(policy="sequential"), sim.submit()]
     sim.settle()
     orders = [[block for block, _ in way_of(outcome(sim, request))] for request in requests]
     assert orders[0] == [0, 1, 2, 3]

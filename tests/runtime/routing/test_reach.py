@@ -28,7 +28,6 @@ def able(peer, **itinerary):
         ({"remaining": (2, 3)}, ["b"]),
         ({"remaining": (3,)}, ["relay"]),
         ({"remaining": (3,), "relays": ("x",)}, []),  # one process may pass the tokens on between two blocks
-        ({"remaining": (3,), "via_source": True}, []),
         ({"remaining": (2, 3), "relays": ("x",)}, ["b"]),
     ],
 )

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse, RefuseReason, Release, Visit
+from ls_edge.runtime.routing.source.source_rules import SKIP_GRACE
 from ls_edge.runtime.routing.state.events import Complete, Forward, NeighborDown
-from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.limits import LOOK, Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
 from tests.faults.simulation import FaultySimulation
 from tests.runtime.routing.driver import BY_X, new_peer, run_of, transfer
@@ -126,7 +127,7 @@ def test_the_way_home_waits_for_a_process_that_refused_instead_of_a_dead_end():
     assert sent.to == "near"
     peer.hears("near", Refuse(sent.transfer, RefuseReason.BUSY, 0))
     assert not peer.sent(Forward)
-    peer.passes(2 * Limits().look)
+    peer.passes(2 * LOOK)
     assert [sent.to for sent in peer.sent(Forward)] == ["near"]
 
 
@@ -152,4 +153,4 @@ def test_blocks_whose_only_holder_has_gone_are_skipped_after_a_while():
     sim.settle()
     (outcome,) = sim.outcomes[request]
     assert outcome.itinerary.skipped == (3,)
-    assert sim.ended[request] - began < Limits().skip_grace + 0.05
+    assert sim.ended[request] - began < SKIP_GRACE + 0.05

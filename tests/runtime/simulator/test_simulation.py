@@ -5,6 +5,7 @@ import pytest
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.routing.state.events import Complete
 from ls_edge.runtime.simulator.simulation import Simulation, join_tuples
+from tests.faults.simulation import FaultySimulation
 
 EVERYTHING = {"a": (0, 1, 2), "b": (0, 1, 2)}
 
@@ -54,7 +55,7 @@ def test_a_call_for_several_images_takes_what_the_engine_says():
 
 
 def test_links_of_a_killed_process_are_lost_immediately_and_its_work_runs_elsewhere():
-    sim = Simulation(EVERYTHING, blocks=3, block_seconds={"a": 0.1, "b": 0.2})
+    sim = FaultySimulation(EVERYTHING, blocks=3, block_seconds={"a": 0.1, "b": 0.2})
     sim.run(0.3)
     request = sim.submit()
     sim.run(0.05)
@@ -70,7 +71,7 @@ def test_links_of_a_killed_process_are_lost_immediately_and_its_work_runs_elsewh
 
 
 def test_heartbeats_detect_a_stopped_process_and_it_greets_when_it_continues():
-    sim = Simulation(EVERYTHING, blocks=3, detection=0.5)
+    sim = FaultySimulation(EVERYTHING, blocks=3, detection=0.5)
     sim.run(0.3)
     sim.stop("a")
     sim.run(0.4)
@@ -82,32 +83,8 @@ def test_heartbeats_detect_a_stopped_process_and_it_greets_when_it_continues():
     assert linked(sim, "a")
 
 
-def test_a_short_stop_loses_no_message():
-    sim = Simulation({"a": (0, 1, 2)}, blocks=3, detection=0.5)
-    sim.run(0.3)
-    sim.stop("a")
-    request = sim.submit()
-    sim.run(0.2)
-    sim.cont("a")
-    sim.settle()
-    assert sim.outcomes[request][0].attempts == 1
-    assert linked(sim, "a")
-
-
-def test_a_hung_engine_answers_its_calls_when_it_is_released():
-    sim = Simulation({"a": (0, 1, 2)}, blocks=3)
-    sim.run(0.3)
-    sim.hang_engine("a", hangs=True)
-    request = sim.submit(budget=30)
-    sim.run(3.0)
-    assert sim.outcomes[request] == []
-    sim.hang_engine("a", hangs=False)
-    sim.settle()
-    assert isinstance(sim.outcomes[request][0], Complete)
-
-
 def test_a_drained_peer_finishes_its_work_and_is_idle():
-    sim = Simulation(EVERYTHING, blocks=3)
+    sim = FaultySimulation(EVERYTHING, blocks=3)
     sim.run(0.3)
     requests = [sim.submit() for _ in range(4)]
     sim.run(0.01)
@@ -148,7 +125,7 @@ def test_tracks_are_joined_by_what_each_added():
 
 def test_repeated_stops_do_not_multiply_the_timers_of_a_process():
     """A process greets each time it continues; the loop that repeats its state is still the same."""
-    sim = Simulation({"a": [0], "b": [0]}, blocks=1)
+    sim = FaultySimulation({"a": [0], "b": [0]}, blocks=1)
     sim.run(0.5)
 
     def actions_per_second():

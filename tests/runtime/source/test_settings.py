@@ -27,8 +27,6 @@ NONSENSE = [
     ("waves", [0, -1, 1.5, float("nan"), "2"], "from 1 to"),
     ("seed", [1.5, float("nan"), "0", 2**63, None], "whole number"),
     ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
-    ("via_source", ["yes", 1, None], "true or false"),
-    ("on_straggler", ["never", 3, None], "one of later, skip"),
     ("policy", ["newest"], "did you mean 'nearest'"),
     ("policy", [3, None, ["nearest"]], "policy"),
     ("concurrency", [4], "known here: policy, budget_ms, max_skips"),

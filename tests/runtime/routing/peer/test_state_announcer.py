@@ -3,6 +3,7 @@
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, State
+from ls_edge.runtime.routing.peer.state_announcer import STATE_LEAST
 from ls_edge.runtime.routing.state.events import NeighborDown, Tick
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import new_peer, run_of, transfer
@@ -29,7 +30,7 @@ def test_changed_links_and_blocks_are_announced_soon(change):
         peer(NeighborDown("b", "killed"))
     else:
         peer.hears_state("b", draining=True)
-    said = peer.said + peer.passes(Limits.state_least + 0.02)
+    said = peer.said + peer.passes(STATE_LEAST + 0.02)
     told = [one.message for one in said if getattr(one, "to", "") == "laptop" and isinstance(one.message, State)]
     blocks = {"new link": (2, 3), "lost link": (), "other blocks": ()}[change]
     assert told[-1].reach_blocks == blocks

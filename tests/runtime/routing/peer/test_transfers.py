@@ -14,6 +14,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     State,
 )
+from ls_edge.runtime.routing.peer import engine_queue
+from ls_edge.runtime.routing.peer.state_announcer import STATE_EVERY, STATE_LEAST
 from ls_edge.runtime.routing.state.events import (
     Compute,
     ComputeFailed,
@@ -147,21 +149,21 @@ def test_a_sender_without_credit_gets_state_when_it_has_one_again():
 
 
 def test_state_goes_with_another_message_once_the_last_one_is_old_enough():
-    peer, limits = new_peer(), Limits()
+    peer = new_peer()
     peer.gets("laptop", run_of(transfer(0)))
-    peer.passes(limits.state_least)
+    peer.passes(STATE_LEAST)
     assert peer.sent(State, "laptop")
-    peer.passes(limits.state_least * 0.4)
+    peer.passes(STATE_LEAST * 0.4)
     peer.gets("laptop", run_of(transfer(1)))
     assert not peer.sent(State)
-    peer.passes(limits.state_least * 0.6)
+    peer.passes(STATE_LEAST * 0.6)
     assert not peer.sent(State)
     peer.gets("laptop", run_of(transfer(2)))
     assert [type(s.message) for s in peer.said if isinstance(s, Send)] == [Accept, State]
     peer.computes_next()  # the engine is not stuck
-    peer.passes(limits.state_every * 0.9)
+    peer.passes(STATE_EVERY * 0.9)
     assert not peer.sent(State)
-    peer.passes(limits.state_every * 0.1)
+    peer.passes(STATE_EVERY * 0.1)
     assert len(peer.sent(State, "laptop")) == 1  # alone
 
 
@@ -289,8 +291,9 @@ def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
     assert [request.itinerary for request in taken] == before
 
 
-def test_an_engine_that_fails_twice_in_a_block_says_so_once():
-    peer = new_peer(limits=Limits(failures=1))
+def test_an_engine_that_fails_twice_in_a_block_says_so_once(monkeypatch):
+    monkeypatch.setattr(engine_queue, "FAILURES", 1)
+    peer = new_peer()
     for number in range(2):
         peer.gets("laptop", run_of(transfer(number)))
     first, second = peer.calls

@@ -9,6 +9,7 @@ from ls_edge.runtime.protocol.messages import (
     Cancel,
     Release,
 )
+from ls_edge.runtime.routing.peer import tombstones
 from ls_edge.runtime.routing.state.events import (
     Arrived,
     Compute,
@@ -23,6 +24,7 @@ from ls_edge.runtime.routing.state.events import (
 from ls_edge.runtime.routing.state.held_request import Stage
 from ls_edge.runtime.routing.state.hop import HopLimit
 from ls_edge.runtime.routing.state.limits import Limits
+from ls_edge.runtime.routing.state.link_times import WINDOW
 from tests.runtime.routing.driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
 
@@ -48,7 +50,7 @@ def test_waiting_for_credit_is_bounded_and_ends_at_the_source(peer):
 
 def test_tokens_wait_for_the_transfer_in_flight_on_a_slow_link():
     """The way back over such links takes longer, and uses up the budget."""
-    slow = 5 * Limits().window + 0.3
+    slow = 5 * WINDOW + 0.3
     peer = new_peer(blocks=())
     peer.meets("b", (0, 1, 2, 3))
     peer.gets("laptop", run_of(transfer(1), budget=20))
@@ -122,13 +124,6 @@ def test_tokens_go_back_in_time(peer):
     assert not peer.machine.held
 
 
-def test_via_source_every_hop_goes_through_the_source(peer):
-    peer.meets("b", [2, 3])
-    peer.gets("laptop", run_of(remaining=(2, 3), via_source=True, waves=BY_X))
-    assert [message.returning for message in peer.sent(Forward, "laptop")] == ["via source"]
-    assert not peer.sent(Forward, "b")
-
-
 # A peer: its own engine.
 
 
@@ -174,12 +169,10 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
     assert not peer.machine.held
 
 
-def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
+def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine():
+    peer = new_peer(limits=Limits(chain=0, hop=HopLimit(floor=60)))
     peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.gets("laptop", run_of(transfer(1), budget=60))
-    peer.machine.limits = peer.machine.neighbors.limits = peer.machine.rules.engine.times.limits = Limits(
-        hop=HopLimit(floor=60)
-    )
     peer(Drain())
     peer.passes(2.1, step=0.05)
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]
@@ -220,20 +213,20 @@ def test_the_result_of_a_canceled_block_is_dropped(peer):
     assert peer.only(Compute).transfers == (transfer(1),)
 
 
-def test_tombstones_cost_the_same_however_many_there_are():
+def test_tombstones_cost_the_same_however_many_there_are(peer, monkeypatch):
     """They were rebuilt on each event at multiples of 256."""
-    peer = new_peer(limits=Limits(tombstones=1000))
+    monkeypatch.setattr(tombstones, "MOST", 1000)
     for number in range(1024):
         peer.hears("laptop", Cancel((request_id(number),), 10**8))
-    tombstones = peer.machine.rules.tombstones.until
+    kept = peer.machine.rules.tombstones.until
     peer.passes(0.05)
-    assert len(tombstones) == 1000
+    assert len(kept) == 1000
     for _ in range(10):
         peer.hears("laptop", Cancel(tuple(map(request_id, range(1000))), 10**8))
-        assert len(tombstones) == 1000
+        assert len(kept) == 1000
     peer.passes(101, step=1.0)
     peer.hears("laptop", Cancel((request_id(0),), 10**8))
-    assert len(tombstones) == 1
+    assert len(kept) == 1
 
 
 def test_tombstones_end_with_their_budget():

@@ -44,10 +44,10 @@ def open_waves(peer):
     return [request.wave for request in peer.machine.held.values() if request.wave is not None]
 
 
-def begins(peer, *, waves=1, on_straggler="later", skips=0, budget=5.0, **more):
+def begins(peer, *, waves=1, budget=5.0, **more):
     peer.gets(
         "laptop",
-        run_of(policy="parallel", waves_wanted=waves, on_straggler=on_straggler, skips=skips, budget=budget, **more),
+        run_of(policy="parallel", waves_wanted=waves, budget=budget, **more),
         ("t",),
     )
     (sent,) = peer.sent(Forward, "b")
@@ -144,21 +144,8 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
     (home,) = peer.sent(Forward, "laptop")
     assert home.itinerary.waves == ((tuple((block, "a") for block in (0, 2, 1, 3)),),)
     assert home.itinerary.skipped == ()
-    rows = [row for row in home.itinerary.visits[0].tracks if not row.blocks and row.why != "no gain"]
+    rows = [row for row in home.itinerary.visits[0].tracks if not row.blocks]
     assert [(row.holder, row.why) for row in rows] == [("b", "refused" if how == "unsendable" else how)]
-
-
-def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
-    for skips, remaining in ((2, ()), (1, (1, 3))):
-        peer = joiner()
-        begins(peer, on_straggler="skip", skips=skips)
-        peer.computes(peer.compute, after=0.02)
-        peer(NeighborDown("b", "killed"))
-        if remaining:
-            assert peer.only(Compute).blocks == remaining
-        else:
-            (home,) = peer.sent(Forward, "laptop")
-            assert home.itinerary.skipped == (1, 3)
 
 
 def test_blocks_that_a_track_ran_count_and_the_rest_runs_later(peer):

@@ -60,7 +60,7 @@ def test_every_policy_chooses_what_may_run(policy, situation, seed):
         assert permitted & (chosen.reach_blocks if choice.relay else chosen.blocks)
     else:
         assert not own & (permitted if POLICIES[policy].may_reorder else set(remaining[:1]))
-    tracks, _ = plan_wave(itinerary, "a", local, others)
+    tracks = plan_wave(itinerary, "a", local, others)
     assert (not tracks) == (not permitted & own)
     if tracks:
         blocks = [block for track in tracks for block in track.blocks]

@@ -83,10 +83,6 @@ CASES = {
     "sequential relays towards the next block alone": (
         way("sequential"), own(), [peer("a", [], reach=[1])], True, UNREACHABLE,
     ),
-    "no relays where every hop goes through the source": (
-        way(via_source=True), own(), [peer("a", [], reach=[0])], True, UNREACHABLE,
-    ),
-    "via the source, blocks are sent all the same": (way(via_source=True), own(), [peer("a", [0])], True, SendTo("a")),
     "nobody there": (way(), own(), [], True, UNREACHABLE),
     "nobody has it": (way(), own(), [peer("a", [7])], True, UNREACHABLE),
     "fastest: the least wait, whatever block": (
@@ -137,9 +133,7 @@ def test_whatever_is_chosen_can_be_done(policy):
             for name in "abcd"[: rng.randint(0, 4)]
         ]  # fmt: skip
         mine = own(*rng.sample(range(6), rng.randint(0, 2)), wait=rng.randint(0, 3))
-        itinerary = way(
-            policy, remaining, via_source=rng.random() < 0.3, relays=tuple(rng.sample("abcd", rng.randint(0, 2)))
-        )
+        itinerary = way(policy, remaining, relays=tuple(rng.sample("abcd", rng.randint(0, 2))))
         patient = rng.random() < 0.5
         choice = choose(itinerary, mine, others, patient=patient, tie_break=rng.randint(0, 9))
         kinds.add(type(choice))
@@ -151,12 +145,11 @@ def test_whatever_is_chosen_can_be_done(policy):
             holder = by_name[choice.holder]
             assert holder.credits > 0
             assert wanted & (holder.reach_blocks if choice.relay else holder.blocks)
-            assert not choice.relay or not (itinerary.relays or itinerary.via_source)
+            assert not choice.relay or not itinerary.relays
         else:
             assert not wanted & mine.blocks or isinstance(choice, Wait)
             relays = [c for c in others if wanted & c.reach_blocks]
-            closed = itinerary.via_source or itinerary.relays
-            holders = [c for c in others if wanted & c.blocks] or ([] if closed else relays)
+            holders = [c for c in others if wanted & c.blocks] or ([] if itinerary.relays else relays)
             assert isinstance(choice, ReturnReason) or (patient and holders)
             assert choice != CREDIT or (holders and not any(c.credits for c in holders))
             assert choice != UNREACHABLE or not holders

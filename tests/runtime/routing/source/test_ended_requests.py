@@ -1,11 +1,10 @@
 """Late answers of a source that runs for months."""
 
 from ls_edge.runtime.routing.source.ended_requests import MAX_REMEMBERED, EndedRequests
-from ls_edge.runtime.routing.state.limits import Limits
 
 
 def test_late_answers_are_all_counted_and_only_the_latest_by_request():
-    ended = EndedRequests(Limits())
+    ended = EndedRequests()
     for number in [*range(MAX_REMEMBERED), 0, MAX_REMEMBERED]:
         ended.count_late(number)
     assert ended.late_answers == MAX_REMEMBERED + 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ls_edge.runtime.routing.state.hop import HopLimit
+from ls_edge.runtime.routing.state.hop import HopLimit, call_seconds, kept_too_long, news_by
 
 LIMIT = HopLimit(transfer=0.5)
 
@@ -25,9 +25,9 @@ def test_the_deadline_follows_engine_link_and_failures(block_us, link_us, accept
 
 
 def test_progress_is_reported_for_as_long_as_others_wait():
-    assert LIMIT.call_seconds(200_000, 3) == pytest.approx(3 * LIMIT.seconds(200_000, 0))
+    assert call_seconds(200_000, 3) == pytest.approx(3 * LIMIT.seconds(200_000, 0))
 
 
 def test_a_holder_may_keep_a_request_for_its_share_of_the_budget():
-    assert [LIMIT.kept_too_long(10.0, 20.0, now) for now in (14.9, 15.0)] == [False, True]
-    assert [LIMIT.news_by(10.0, end) for end in (20.0, 11.5, 10.5)] == [15.0, 11.0, 10.5]
+    assert [kept_too_long(10.0, 20.0, now) for now in (14.9, 15.0)] == [False, True]
+    assert [news_by(10.0, end) for end in (20.0, 11.5, 10.5)] == [15.0, 11.0, 10.5]

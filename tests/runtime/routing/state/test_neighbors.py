@@ -53,7 +53,7 @@ def test_one_that_is_silent_counts_as_busier_by_each_second():
 
 @pytest.mark.parametrize(("link_us", "offers"), [(10_000, 10), (60_000, 2), (400_000, 2), (600_000, 1)])
 def test_a_slow_link_has_only_a_few_transfers_in_flight(link_us, offers):
-    """As many as take ``Limits.window`` of 0.1 s; two where that is fewer, one beyond five times the window."""
+    """As many as take ``WINDOW`` of 0.1 s; two where that is fewer, one beyond five times the window."""
     n = at(neighbor(credits=50), 1.0)
     n.accepted_after(link_us / 1e6)
     assert (n.window_left, n.credits) == (offers, offers)

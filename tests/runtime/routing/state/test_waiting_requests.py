@@ -5,6 +5,7 @@ import random
 import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, Refuse
+from ls_edge.runtime.routing.decisions import CREDIT_WAIT
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Forward, NeighborDown
 from ls_edge.runtime.routing.state.limits import Limits
@@ -96,6 +97,6 @@ def test_requests_that_waited_for_a_lost_neighbor_are_decided_immediately(source
 
 
 def test_patience_ends_without_a_credit(source):
-    waits = source.machine.limits.credit_wait
+    waits = CREDIT_WAIT
     said = source.passes(1.5 * waits)
     assert {sent.to for sent in said if isinstance(sent, Forward)} == {"b", "c"}
