@@ -1,12 +1,12 @@
-"""Merging of ONNX parts into one graph: adjacent blocks into a part, or all parts into a whole. Needs only ``onnx``.
+"""Merging of all ONNX parts into one graph. Needs only ``onnx``.
 
 The whole model is for comparison: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes
-it. ``export --blocks-per-part`` groups blocks.
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -20,42 +20,20 @@ def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     """Merge parts into a graph ``images -> logits``; a block's slot is its place in trained order."""
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
     prefixes = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
-
-    def fill_slot(whole: onnx.ModelProto, name: str, index: int, tokens: str) -> None:
-        value = numpy_helper.from_array(np.array([index - 1], dtype=np.int64), f"{name}.value")
-        whole.graph.initializer.append(value)
-        size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
-        fill = helper.make_node("Expand", [f"{name}.value", f"{name}.batch"], [name], name=f"{name}.Expand")
-        whole.graph.node.extend([size, fill])
-
-    return to_bytes(_join("whole", parts, prefixes, fill_slot), "the whole model")
+    return to_bytes(_join(parts, prefixes), "the whole model")
 
 
-def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """Merge adjacent blocks into one part ``tokens -> tokens_out``.
-
-    The slot of the part counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
-    """
-
-    def shift_slot(whole: onnx.ModelProto, name: str, index: int, _tokens: str) -> None:
-        for constant, value in (("size", len(blocks)), ("place", index)):
-            tensor = numpy_helper.from_array(np.array(value, dtype=np.int64), f"{name}.{constant}")
-            whole.graph.initializer.append(tensor)
-        first = whole.graph.input[1].name
-        scale = helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul")
-        shift = helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add")
-        whole.graph.node.extend([scale, shift])
-
-    return _join("part", blocks, [str(index) for index in range(len(blocks))], shift_slot)
+def _add_slot(whole: onnx.ModelProto, name: str, slot: int, tokens: str) -> None:
+    """Add the nodes that compute the input ``slot`` of a block for the batch of ``tokens``."""
+    value = numpy_helper.from_array(np.array([slot], dtype=np.int64), f"{name}.value")
+    whole.graph.initializer.append(value)
+    size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
+    fill = helper.make_node("Expand", [f"{name}.value", f"{name}.batch"], [name], name=f"{name}.Expand")
+    whole.graph.node.extend([size, fill])
 
 
-def _join(
-    name: str,
-    parts: Sequence[onnx.ModelProto],
-    prefixes: Sequence[str],
-    add_slot: Callable[[onnx.ModelProto, str, int, str], None],
-) -> onnx.ModelProto:
-    """Chain parts; ``add_slot(whole, name, index, tokens)`` adds the nodes that compute the slot of part ``index``."""
+def _join(parts: Sequence[onnx.ModelProto], prefixes: Sequence[str]) -> onnx.ModelProto:
+    """Chain parts, which are the stem, the blocks, and the head."""
     newest = max(parts, key=lambda part: part.opset_import[0].version)
     whole = onnx.ModelProto(ir_version=newest.ir_version, producer_name=newest.producer_name)
     whole.opset_import.extend(newest.opset_import)
@@ -65,7 +43,7 @@ def _join(
         else onnx.version_converter.convert_version(part, newest.opset_import[0].version)
         for part in parts
     ]
-    whole.graph.name = name
+    whole.graph.name = "whole"
     whole.graph.input.extend(parts[0].graph.input)
     whole.graph.output.extend(parts[-1].graph.output)
     current = whole.graph.input[0].name
@@ -73,7 +51,7 @@ def _join(
         inputs = [current]
         if len(part.graph.input) > 1:
             inputs.append(f"{prefix}.slot")
-            add_slot(whole, inputs[1], index, current)
+            _add_slot(whole, inputs[1], index - 1, current)
         current = _append(whole, part, prefix, inputs, last=index == len(parts) - 1)
     return whole
 

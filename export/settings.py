@@ -16,9 +16,6 @@ MAX_BATCH = 8
 class ExportSettings(Settings, frozen=True, kw_only=True):
     """Settings of an export."""
 
-    blocks_per_part: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000)], flag("Adjacent blocks per engine; peers.yaml then counts parts.")
-    ] = 1
     precision: Annotated[
         Literal["fp32", "fp16", "int8"],
         flag("Precision of the engines: fp16 for GPUs, int8 for CPUs."),

@@ -18,36 +18,24 @@ from torch import Tensor, nn
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import NOT_FOLDED, Folded
-from ls_edge.core.errors import ModelError, UsageError
+from ls_edge.core.errors import UsageError
 from ls_edge.training.models.view import BlockView
 
 
 class PartsView:
     """A view divided into the parts of a bundle.
 
-    Stem and head include the blocks that are folded into them. Each part between them has ``per_part`` adjacent blocks,
-    and slots count parts. With one block per part and no folded blocks, it is equivalent to the view.
+    Stem and head include the blocks that are folded into them; the remaining blocks are counted from 0.
     """
 
-    def __init__(
-        self, view: BlockView, per_part: int = 1, bands: Bands | None = None, folded: Folded = NOT_FOLDED
-    ) -> None:
-        """Divide ``view``, with ``bands`` of its blocks; raise :class:`ModelError` if the parts do not fit."""
+    def __init__(self, view: BlockView, bands: Bands | None = None, folded: Folded = NOT_FOLDED) -> None:
+        """Divide ``view``, with ``bands`` of its blocks."""
         blocks = view.num_blocks - folded.stem - folded.head
-        if per_part < 1 or blocks % per_part:
-            whole = [str(k) for k in range(1, blocks + 1) if blocks % k == 0]
-            raise ModelError(f"{blocks} blocks cannot be grouped by {per_part}; use one of {', '.join(whole)}")
-        of_blocks = (bands or Bands(view.num_blocks)).keep(range(folded.stem, folded.stem + blocks))
-        if any(cut % per_part for cut in of_blocks.cuts):
-            raise ModelError(
-                f"parts of {per_part} blocks would span two bands ({of_blocks}); use bands whose sizes are multiples "
-                f"of {per_part}, or --blocks-per-part 1"
-            )
-        self.view, self.per_part, self.folded = view, per_part, folded
-        self.num_blocks = blocks // per_part
-        """Number of parts between stem and head."""
-        self.owners = tuple(range(self.num_blocks))
-        self.bands = Bands(self.num_blocks, tuple(cut // per_part for cut in of_blocks.cuts))
+        self.view, self.folded = view, folded
+        self.num_blocks = blocks
+        """Number of blocks between stem and head."""
+        self.owners = tuple(range(blocks))
+        self.bands = (bands or Bands(view.num_blocks)).keep(range(folded.stem, folded.stem + blocks))
 
     def of(self, view: BlockView) -> PartsView:
         """Return the same parts of another view."""
@@ -73,12 +61,8 @@ class PartsView:
         return tokens
 
     def block(self, part: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:
-        """Run the blocks of a part, one after the other."""
-        first = self.folded.stem
-        for place in range(self.per_part):
-            index, model_slot = first + part * self.per_part + place, first + slot * self.per_part + place
-            tokens = self.view.block(index, tokens, model_slot)
-        return tokens
+        """Run a block."""
+        return self.view.block(self.folded.stem + part, tokens, self.folded.stem + slot)
 
     def head(self, tokens: Tensor) -> Tensor:
         """Return logits ``[B, C]`` of tokens ``[B, N, D]``."""

@@ -234,7 +234,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
             f"{bundle.folder} belongs to model {short_id(m.model_id)}, {run.folder} is {short_id(expected)}; name the "
             "run that it was exported from, or export again"
         )
-    view = PartsView(run.view, (run.view.num_blocks - folded.stem - folded.head) // bundle.num_blocks, folded=folded)
+    view = PartsView(run.view, folded=folded)
     view.bands = bundle.bands
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, sum(batches)) if samples is None else samples.images
@@ -244,7 +244,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
             verify_accuracy(view, chain, samples, result)
         outputs = reference_outputs(bundle, chain.executor.run)
     check_half_range(bundle, images)
-    result.notes.update(blocks_per_part=view.per_part, **int8_form(bundle))
+    result.notes.update(int8_form(bundle))
     _check_outputs(m.verified.get("outputs", {}), outputs, limit_of(m))
     _check_claims(m.verified, result)
     return result
@@ -273,7 +273,7 @@ def _check_claims(recorded: Mapping[str, Any], result: Verified) -> None:
     Numbers are only compared if they were measured on the same images.
     """
     found, limit = result.to_json(), result.tolerance.relative or INT8_LIMIT
-    for name in ("measure", "tolerance", "blocks_per_part", "int8"):
+    for name in ("measure", "tolerance", "int8"):
         if name in recorded and recorded[name] != found.get(name):
             raise _false_claim(name, recorded[name], found.get(name))
     if _images_of(recorded) != _images_of(found):

@@ -51,7 +51,7 @@ from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ran
 from ls_edge.export.canonical import HALF_SCALES, OPSET, check, identified, to_bytes
 from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
-from ls_edge.export.merge import group, merge
+from ls_edge.export.merge import merge
 from ls_edge.export.settings import ExportSettings
 from ls_edge.export.targets import PartsView, ends_of, head_target, prepare_for_export, stem_target
 from ls_edge.export.trace_onnx import trace, trace_blocks
@@ -141,7 +141,7 @@ def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
     """Return the run's model as the parts that an export writes; raise as :func:`export_run` does."""
     bands = _bands_of(run, settings)
     folded = ends_of(bands) if settings.fold_ends else NOT_FOLDED
-    return PartsView(run.view, settings.blocks_per_part, bands, folded)
+    return PartsView(run.view, bands, folded)
 
 
 def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:
@@ -249,7 +249,6 @@ def _verify(
         outputs = reference_outputs(bundle, chain.executor.run)
         # Boards compare their engines with these values, since they may not have another engine.
         result.notes["outputs"] = {name: [float(f"{value:.7g}") for value in found] for name, found in outputs.items()}
-    result.notes["blocks_per_part"] = settings.blocks_per_part
     result.notes.update(int8_form(bundle))
     return result
 
@@ -397,9 +396,7 @@ def _write_parts(
     stem = write("stem", "stem.onnx", trace(stem_target(exported)))
     on_step("block 0")
     blocks: list[PartFile] = []
-    models = _blocks(exported, settings, calibration, on_step)
-    while taken := list(itertools.islice(models, parts.per_part)):
-        index, model = len(blocks), taken[0] if parts.per_part == 1 else group(taken)
+    for index, model in enumerate(_blocks(exported, settings, calibration, on_step)):
         blocks.append(write(f"block {index}", f"blocks/{index:02d}.onnx", model, half=settings.halves_blocks))
         on_step(f"block {index + 1}" if index + 1 < parts.num_blocks else "head")
     head = write("head", "head.onnx", trace(head_target(exported)))
@@ -426,8 +423,7 @@ def _blocks(
     with torch.no_grad():
         images = calibration.fit.images[:RANGE_IMAGES]
         starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
-    of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
-    ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
+    ranges = activation_ranges(blocks, torch.cat(starts).numpy(), parts.bands)
     owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
     yield from map(quantize_explicit, blocks, _shared_ranges(ranges, owners))
 

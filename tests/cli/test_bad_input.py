@@ -398,7 +398,6 @@ CASES = r"""
 1 | export file.txt --out new | file.txt is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
 2 | export run --out file.txt | cannot write file.txt: file.txt is not a folder; give another path
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp16', 'fp32', 'int8'
-2 | export run --out new --per-block --blocks-per-part 2 | --per-block contradicts --blocks-per-part 2;
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
 2 | TRAIN --lr 1e999 | '--lr': inf is not in the range 0<x<=
 """

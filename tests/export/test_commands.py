@@ -109,8 +109,6 @@ def test_verify_names_the_damaged_part_and_fails(call, exported, tmp_path):
     ("flags", "code", "words"),
     [
         (["--precision", "int8", "--engine", "tensorrt"], 2, "needs ranges of activations; give images with --cal"),
-        (["--blocks-per-part", "2"], 2, "3 blocks cannot be grouped by 2; use one of 1, 3"),
-        (["--per-block", "--blocks-per-part", "3"], 2, "contradict"),
         (["--precision", "fp8"], 2, "fp8"),
         (["--calibrate", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     ],

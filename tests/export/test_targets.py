@@ -5,12 +5,9 @@ import torch
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Folded
-from ls_edge.core.errors import ModelError, UsageError
-from ls_edge.export.settings import ExportSettings
+from ls_edge.core.errors import UsageError
 from ls_edge.export.targets import ends_of, prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
-from ls_edge.export.writer import parts_of
-from ls_edge.training.runs.checkpoint import load_run
 
 
 def test_exporting_does_not_change_the_view(loaded):
@@ -20,15 +17,6 @@ def test_exporting_does_not_change_the_view(loaded):
     after = loaded.view.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(torch.equal(before[name], value) for name, value in view.state_dict().items())
-
-
-def test_parts_of_several_blocks_lie_within_one_band(make_run, tmp_path):
-    run = load_run(make_run(tmp_path / "run", depth=6))
-    assert str(parts_of(run, ExportSettings(blocks_per_part=2, bands="0-1/2-5")).bands) == "0/1-2"
-    with pytest.raises(ModelError, match=r"parts of 2 blocks would span two bands \(0/1-5\)"):
-        parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-5"))
-    parts = parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-4/5", fold_ends=True))
-    assert (parts.num_blocks, parts.bands, parts.folded) == (2, Bands(2), Folded(1, 1))
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,6 @@ def test_an_error_within_the_tolerance_that_the_manifest_does_not_say_is_named(c
         ("outputs", {"block 9": [0.5]}, "outputs of block 9 differ"),
         ("measure", "cosine", "verified.measure is cosine, but it is relative error"),
         ("tolerance", 1e-9, "verified.tolerance is 1e-09, but it is 1e-05"),
-        ("blocks_per_part", 3, "verified.blocks_per_part is 3, but it is 1"),
         ("int8", "dynamic", "verified.int8 is dynamic, but it is None"),
         ("min_cosine", 1.5, "verified.min_cosine is 1.5, but it is"),
     ],

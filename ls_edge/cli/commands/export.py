@@ -11,7 +11,6 @@ from ls_edge import export
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import note_account, print_json, warn
-from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.export.settings import ExportSettings
 from ls_edge.report.progress import StepProgress
@@ -28,14 +27,13 @@ from ls_edge.report.terminal import open_console
 )
 @click.argument("run", type=options.FILE)
 @options.output_folder("Folder to write.", required=True, type=options.FILE, metavar="BUNDLE")
-@options.flag("--per-block", "One engine per block (the default).")
+@click.option("--per-block", is_flag=True, expose_value=False, help="One engine per block (the default).")
 @options.text("--calibrate", "Images to calibrate int8 and to verify the parts.", "DATA")
 @options.settings(ExportSettings)
 @options.JSON
 def command(
     run: Path,
     out: Path,
-    per_block: bool,
     calibrate: str | None,
     as_json: bool,
     **settings: Any,
@@ -48,8 +46,6 @@ def command(
     fp16 is faster on GPUs and int8 on CPUs with VNNI or AMX; the output says which is fast on this machine.
     """
     asked = ExportSettings.of(settings)
-    if per_block and asked.blocks_per_part != 1:
-        raise UsageError(f"--per-block contradicts --blocks-per-part {asked.blocks_per_part}; leave one out")
     images = None if calibrate is None else open_data(calibrate, "eval")
     with StepProgress("export") as progress:
         exported = export(
