@@ -5,7 +5,7 @@ faults, changes of one peer's blocks, and of the whole fleet as by ``apply``: in
 of each block). After each event the state of the machine is validated. At the end each request has one outcome within
 its budget, each answer is what its arrangement computes, nothing is left behind, and the mended fleet answers
 everything, with the processes that still run. Where peers that no fault concerns hold all blocks together, requests get
-whole answers. A course that breaks a guarantee is shrunk to the fewest steps and the plainest fleet that still do.
+complete answers. A course that breaks a guarantee is shrunk to the fewest steps and the plainest fleet that still do.
 """
 
 from __future__ import annotations

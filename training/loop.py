@@ -279,7 +279,7 @@ class _Training:
         begin = time.perf_counter()
         before = self.progress
         epochs, steps = self.config.epochs, train_batches.steps()
-        self.reporter.begin(f"epoch {epoch}/{epochs}", epochs * steps, (epoch - 1) * steps)
+        self.reporter.begin(f"epoch {epoch}/{epochs}", epochs * steps, (epoch - 1) * steps, self.config.batch_size)
         seed_epoch(self.config.seed + (self.context.rank << 20), epoch)
         kept = f"{self.out} keeps {'the initial model' if before.best_epoch is None else 'the last good checkpoint'}"
         try:

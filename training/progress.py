@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,16 +105,22 @@ class Reporter:
     ) -> None:
         self.warn, self.note, self.on_epoch = on_warning, on_note, on_epoch
         self._on_progress = on_progress
-        self._done = self._total = 0
-        self._title = ""
+        self._done = self._total = self._images = 0
+        self._title = self._loss = ""
+        self._begun = 0, 0.0
 
-    def begin(self, title: str, total: int, done: int = 0) -> None:
-        """Note the start of ``total`` images or steps, of which some are ``done``."""
-        self._title, self._total, self._done = title, total, done
+    def begin(self, title: str, total: int, done: int = 0, images: int = 0) -> None:
+        """Note the start of ``total`` images or steps, of which some are ``done``; a step has ``images``."""
+        self._title, self._total, self._done, self._images = title, total, done, images
+        self._begun, self._loss = (done, time.monotonic()), ""
         self._on_progress(done, total, title)
 
     def advance(self, loss: float | None = None) -> None:
         """Count an image or a step; ``loss`` is the mean loss so far if it was computed."""
         self._done += 1
-        text = self._title if loss is None else f"{self._title}  loss {loss:.3f}"
-        self._on_progress(self._done, self._total, text)
+        if loss is not None:
+            self._loss = f"  loss {loss:.3f}"
+        done, at = self._begun
+        rate = (self._done - done) * self._images / max(time.monotonic() - at, 1e-9)
+        speed = f"  {rate:.0f} images/s" if self._images else ""
+        self._on_progress(self._done, self._total, f"{self._title}{self._loss}{speed}")

@@ -92,7 +92,7 @@ def comparisons_of(rows):
             difference = float(np.mean(values[a] - values[b]))
             cells = f"{difference:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{test.pvalue:.3f}", f"{p:.3f}"
             lines.append([name, a, b, *cells])
-    return ["quantity", "row", "minus", "difference", "95 % interval", "p", "p (Holm)"], lines
+    return ["quantity", "row", "minus", "difference", "95 % CI", "p", "p (Holm)"], lines
 
 
 def markdown(headings, lines):

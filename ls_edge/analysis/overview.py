@@ -38,7 +38,7 @@ def verdict(found: Analysis) -> str:
         else:
             how = f"cannot tell with {counted(found.images, 'image')} how much block order matters"
         said.append(
-            f"{how}: {show_percent(share)} of the answers (95 % interval {show_percent(low)} to {show_percent(high)}) "
+            f"{how}: {show_percent(share)} of the answers (95 % CI {show_percent(low)} to {show_percent(high)}) "
             "stay the same in random order"
         )
     if found.importance is not None and found.importance.costs:

@@ -124,7 +124,7 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
 
 
 def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | None) -> None:
-    """Push the model to two peers of this machine, answer images, and add the logs of the peers."""
+    """Push the model to two peers of this machine, classify images, and add the logs of the peers."""
     blocks, folder = range(bundle.num_blocks), str(bundle.folder.resolve())
     cluster = LocalCluster(
         place, folder, {"a": blocks, "b": blocks}, each={"threads": None}, sources=["here"], keys=True, stores=True

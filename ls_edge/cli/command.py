@@ -23,6 +23,18 @@ class Group(click.Group):
         """Return both names; see :meth:`Command.get_help_option_names`."""
         return HELP_OPTIONS
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command; an unknown name fails with a similar one, which may be an option."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            from ls_edge.core.validation import unknown_name  # which takes long to import
+
+            names += [name for option in self.get_params(ctx) for name in option.opts]
+            ctx.fail(unknown_name("command", args[0], names))
+        return super().resolve_command(ctx, args)
+
 
 DEBUG = "ls_edge.debug"
 """Key of a context's ``meta`` whose value is whether ``--debug`` was given."""

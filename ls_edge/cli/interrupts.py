@@ -35,6 +35,12 @@ def install() -> None:
         signal.signal(signal.SIGTERM, _interrupt)
 
 
+def stop_on_ctrl_c() -> None:
+    """Handle SIGINT even if it was ignored when the process started, as for what a script starts in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
 def leave(number: int) -> NoReturn:
     """End the process immediately, and show the terminal's cursor again."""
     cursor = b"\x1b[?25h" if os.isatty(2) else b""

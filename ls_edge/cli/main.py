@@ -7,7 +7,6 @@ command modules import these in functions.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import logging
@@ -76,15 +75,6 @@ class _LazyGroup(Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        near = ["--version"] if name == "version" else difflib.get_close_matches(name, COMMANDS, n=1)
-        if near and name not in COMMANDS and not name.startswith("-"):
-            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -120,7 +110,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
             raise SystemExit(error.exit_code) from None
         ctx = getattr(error, "ctx", None)
         where = ctx.command_path if ctx is not None else "ls-edge"
-        _fail(f"{error.format_message().rstrip('.')}; see '{where} --help'", error.exit_code)
+        message = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption):
+            from ls_edge.core.validation import unknown_name
+
+            message = unknown_name("option", error.option_name, error.possibilities or ())
+        _fail(f"{message}{' See' if message.endswith('?') else '; see'} '{where} --help'", error.exit_code)
     except (KeyboardInterrupt, _Interrupted, click.Abort):
         _fail(interrupts.word(), interrupts.exit_code())
     except BrokenPipeError:

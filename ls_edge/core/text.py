@@ -59,12 +59,12 @@ def name_blocks(blocks: Collection[int]) -> str:
 
 
 def show(value: float | None, unit: str = "") -> str:
-    """Return a number with about three significant digits, small ones with two, and thousands separators."""
+    """Return a number with one decimal, below 1 with two digits, from 100 with none, and thousands separators."""
     if value is None:
         return NOTHING
     if 0 < abs(value) < 0.1:
         return f"{value:.2g}{unit}"
-    digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
+    digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 1 else 2
     return f"{value:,.{digits}f}{unit}"
 
 
@@ -133,11 +133,11 @@ def class_name(index: int | None, classes: Sequence[str]) -> str:
 
 
 def show_ms(value: float | None) -> str:
-    """Return milliseconds as ``0.42 ms``, ``9.1 ms``, ``131 ms``, or ``2.40 s``."""
+    """Return milliseconds as ``0.42 ms``, ``9.1 ms``, ``131 ms``, or ``2.4 s``."""
     if value is None:
         return NOTHING
     if value >= 1000:
-        return f"{value / 1000:.2f} s" if value < 10_000 else f"{value / 1000:.0f} s"
+        return show(value / 1000, " s")
     return f"{show(value)} ms"
 
 

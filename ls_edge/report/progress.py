@@ -21,7 +21,7 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import counted, shorten, show, show_ms
+from ls_edge.core.text import counted, shorten, show, show_hours, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import open_console
 
@@ -158,12 +158,18 @@ class RunProgress:
 
 
 class StepProgress:
-    """Context manager that shows the progress of steps; call it as ``progress(done, total, text)``."""
+    """Context manager that shows the progress of steps; call it as ``progress(done, total, text)``.
 
-    def __init__(self, label: str, *, console: Console | None = None) -> None:
+    Without a terminal, it prints a line immediately and every few seconds, or every ``line_every_s`` seconds.
+    """
+
+    def __init__(self, label: str, *, console: Console | None = None, line_every_s: float = 0.0) -> None:
         self._console = console or open_console(stderr=True)
         self._label = printable(label)
-        self._next_line = 0.0
+        self._line_every_s = line_every_s or LINE_EVERY_S
+        self._next_line = time.monotonic() + line_every_s
+        self._first = (0, 0, 0.0)
+        """Finished steps, their total, and the time when this total was first reported."""
         self._bar: Progress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -184,6 +190,16 @@ class StepProgress:
         """Show the number of finished steps, and the next step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=f"{self._label}: {printable(text)}")
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_EVERY_S
-            self._console.print(f"{self._label}: {printable(text)} ({done}/{total})", markup=False, highlight=False)
+            return
+        now = time.monotonic()
+        if total != self._first[1] or done < self._first[0]:
+            self._first = done, total, now
+        if now >= self._next_line:
+            self._next_line = now + self._line_every_s
+            first, _, begun = self._first
+            left = (
+                f", {show_hours((total - done) / (done - first) * (now - begun) / 3600)} left" if done > first else ""
+            )
+            self._console.print(
+                f"{self._label}: {printable(text)} ({done}/{total}{left})", markup=False, highlight=False
+            )

@@ -140,7 +140,7 @@ def _accuracy(summary: RunSummary) -> Text:
     text = Text(show_percent(summary.top1), style="bold")
     if summary.top1_interval is not None:
         low, high = summary.top1_interval
-        text.append(f" (95 %: {100 * low:.1f} to {100 * high:.1f}", style="not bold dim")
+        text.append(f" (95 % CI {100 * low:.1f} to {100 * high:.1f}", style="not bold dim")
         repeated = 0 < summary.images < summary.answered
         of = f"; {summary.answered:,} answers, {counted(summary.images, 'image')})" if repeated else ")"
         text.append(of, style="not bold dim")

@@ -76,7 +76,10 @@ def print_table(table: Table, console: Console | None = None) -> None:
     if not console.is_terminal:
         table.box = None
     if fits(table, console):
-        console.print(table, soft_wrap=False, markup=False, highlight=False)
+        with console.capture() as rendered:
+            console.print(table, soft_wrap=False, markup=False, highlight=False)
+        for row in rendered.get().splitlines():  # without the blanks that fill the last column
+            console.file.write(f"{row.rstrip()}\n")
         return
     for line in as_list(table):
         console.print(line, soft_wrap=False, overflow="fold", markup=False, highlight=False)
@@ -108,7 +111,7 @@ def _text(cell: RenderableType) -> Text:
 
 def print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
     """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
-    table = PlainTable.of("", ">median ms", ">95 % ms", ">min ms", title=title, box=None)
+    table = PlainTable.of("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
     for group in ({**parts, "head": found.head_ms}, wholes):
         for name, times in group.items():

@@ -40,7 +40,7 @@ def main(folder: str, trace: str, *peers: str) -> str:
     print(f"{len(records)} answers, blocks run by {dict(ran)}, largest error {max(errors, default=0):.2e}")  # noqa: T201
     failed = [record.error for record in records if record.error is not None or record.degraded]
     if not records or failed or len(errors) < len(records):
-        return f"{len(records) - len(errors)} of {len(records)} requests without a whole answer: {failed[:1]}"
+        return f"{len(records) - len(errors)} of {len(records)} requests without a complete answer: {failed[:1]}"
     if max(errors) > TOLERANCE:
         return f"an answer differs by more than {TOLERANCE:g} of the largest logit"
     idle = [peer for peer in peers if not ran[peer]]

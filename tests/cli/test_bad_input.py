@@ -202,7 +202,7 @@ CASES = r"""
 2 | ANALYZE --bands 0/2 | bands 0/2: expected block 1, found block 2; list each block once, with
 2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
 2 | ANALYZE --report file.txt/x.html | cannot write file.txt/x.html
-2 | EVAL --jsn | No such option '--jsn'. Did you mean '--json'?
+2 | EVAL --jsn | unknown option '--jsn'; did you mean '--json'? See
 1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
 1 | eval foreign --data digits | foreign/blocks/01.onnx (block 1) is not the file of this bundle: sha256
@@ -249,7 +249,7 @@ CASES = r"""
 2 | bench bundle --duration 1e999 | '--duration': inf is not in the range 0<x<=1000000
 2 | bench bundle --engine cuda | '--engine': 'cuda' is not one of 'auto', 'onnx', 'tensorrt'
 2 | keys new | Missing argument 'NAME'
-2 | keys old | No such command 'old'
+2 | keys old | unknown command 'old'; known here: new
 2 | keys new a/b | name 'a/b': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new .. | name '..': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new a b | Got unexpected extra argument (b)
@@ -258,7 +258,7 @@ CASES = r"""
 2 | keys new z --out file.txt/x | cannot write file.txt/x:
 2 | keys new z --out /dev/full | cannot write /dev/full: /dev/full is not a folder; give another path
 2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter
-2 | keys new -x | No such option '-x'
+2 | keys new -x | unknown option '-x'; remove it
 2 | peer | Missing option '--peers'
 2 | peer --peers good.yaml | Missing option '--name'
 2 | peer --name a --peers good.yaml | give either --bundle FOLDER, or --store FOLDER
@@ -365,10 +365,11 @@ CASES = r"""
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
 2 | demo --limit nan | '--limit': 'nan' is not a valid integer range
 2 | doctor extra | Got unexpected extra argument (extra)
-2 | doctor --jason | No such option '--jason'. Did you mean '--json'?
-2 | trian | No such command 'trian'; did you mean 'train'?
-2 | --jason | No such option '--jason'. Did you mean '--version'?
-2 | bundle | No such command 'bundle'
+2 | doctor --jason | unknown option '--jason'; did you mean '--json'?
+2 | trian | unknown command 'trian'; did you mean 'train'? See
+2 | version | unknown command 'version'; did you mean '--version'? See
+2 | --jason | unknown option '--jason'; did you mean '--version'?
+2 | bundle | unknown command 'bundle'; known here: demo,
 2 | train | Missing option '--out'
 2 | train --out new | no data for new: give --data DATA, or name data.source in the --config file
 2 | train --data digits | Missing option '--out'

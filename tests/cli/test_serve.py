@@ -27,9 +27,13 @@ def test_addresses_off_the_loopback_need_tls_and_tokens(swarm, bundle, ls_edge, 
         code, _, error = command(*given, "--http", f"127.0.0.1:{taken.getsockname()[1]}")
         assert code == 1
         assert "cannot listen (Address already in use); free the port, or give another" in error
-    process = ls_edge.start(*given, "--http", "0.0.0.0:0", "--insecure-http")
+
+    def ignore():  # as a shell does for what a script starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    process = ls_edge.start(*given, "--http", "0.0.0.0:0", "--insecure-http", prepare=ignore)
     assert any("serving  url=http://0.0.0.0:" in line for line in process.stderr)
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0
 
 

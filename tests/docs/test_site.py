@@ -94,9 +94,23 @@ def test_pages_fit_the_window(address, tmp_path, width):
         for name in WIDE:
             browser.show(f"{address}/{name}", width, 900)
             assert browser.evaluate("document.documentElement.scrollWidth") <= width, name
-        browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
-        browser.evaluate("const q = document.querySelector('[data-md-component=search-query]'); q.value = 'custody'; "
-                         "q.dispatchEvent(new Event('input', {bubbles: true}))")  # fmt: skip
-        browser.wait_for("document.querySelector('.md-search-result__item') !== null")
+        search(browser)
         assert [url for url in browser.requested() if not url.startswith((address, "data:", "blob:"))] == []
         assert browser.noise() == []
+
+
+def search(browser):
+    """Type a word into the search of the page, and wait for a result."""
+    browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    browser.evaluate("const q = document.querySelector('[data-md-component=search-query]'); q.value = 'custody'; "
+                     "q.dispatchEvent(new Event('keyup', {bubbles: true}))")  # fmt: skip
+    browser.wait_for("document.querySelector('.md-search-result__item') !== null")
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["index.html", "examples/cifar10.html"])
+def test_pages_from_disk_are_searched(site, tmp_path, page):
+    with Browser(tmp_path) as browser:
+        browser.show(f"file://{site}/{page}", 1280, 900)
+        search(browser)
+        assert [url for url in browser.requested() if not url.startswith(("file:", "data:", "blob:", "about:"))] == []

@@ -80,7 +80,7 @@ class ChaosSettings:
 
 
 def run_chaos(bundle: Path, other_bundle: Path, images: ImageSet, folder: Path, settings: ChaosSettings) -> ChaosResult:
-    """Answer images under faults; see the docstring of the module.
+    """Classify images under faults; see the docstring of the module.
 
     ``other_bundle`` is a bundle of another model for the fault of that name.
     """

@@ -2,7 +2,7 @@ import re
 import threading
 
 from ls_edge.core.records import PeerEvent, PeerState
-from ls_edge.report.progress import RunProgress
+from ls_edge.report.progress import RunProgress, StepProgress
 from tests.report.terminals import console, written
 
 
@@ -23,6 +23,19 @@ def test_progress_in_a_file_has_lines_for_events_and_the_end(run_with_loss):
     assert "3 of 3 peers alive" in lines[3]
     assert len(lines) == 4
     assert "\x1b" not in written(out)
+
+
+def test_steps_in_a_file_say_how_far_they_are_and_for_how_long():
+    out = console(terminal=False)
+    with StepProgress("train", console=out, line_every_s=1e-9) as progress:
+        for done in (10, 20):
+            progress(done, 40, "epoch 1/2  35 images/s")
+    first, second = written(out).splitlines()
+    assert first == "train: epoch 1/2  35 images/s (10/40)"
+    assert re.fullmatch(r"train: epoch 1/2  35 images/s \(20/40, \S+ s left\)", second)
+    with StepProgress("train", console=(quiet := console(terminal=False)), line_every_s=60) as progress:
+        progress(1, 2, "epoch 1/2")
+    assert written(quiet) == ""  # a short training prints its epochs only
 
 
 def test_times_of_progress_count_from_the_start_of_the_run():

@@ -14,6 +14,7 @@ def test_tables_into_a_file_are_plain(run_with_loss):
     text = written(out)
     assert text.isascii()
     assert "\x1b" not in text
+    assert not re.search(" $", text, re.M)
     assert "400 of 400" in text
     assert "board-b  3-5" in text
     assert "lost once" in text

@@ -6,6 +6,7 @@ Weights come from a run or a file (``--init``), from timm (``--pretrained``), or
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import ModelError, RunError, UsageError
+from ls_edge.core.text import counted
 from ls_edge.training.config import ModelConfig
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.small_models import architecture, build, create, image_spec_of
@@ -27,6 +29,7 @@ from ls_edge.training.runs.foreign_checkpoint import read_foreign
 
 _KEEPS_WEIGHTS = re.compile(r"\w*drop_(path_)?rate|img_size|dynamic_img_(size|pad)")
 """timm's arguments with which the blocks of a run compute the same: regularization and image size."""
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
 PATCHES = "patch_embed.proj.weight"
 """timm's name of the filters that embed patches."""
 NEW_CLASSIFIER = "the classifier is new and was not trained"
@@ -95,6 +98,13 @@ def make_initial_weights(
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
         found, stated = read_foreign(config.init, warn)
+        depth = len({part[1] for part in map(_BLOCK.match, found) if part})
+        if depth not in (0, view.num_blocks):
+            named = "num_blocks" if "num_blocks" in inspect.signature(type(view.model)).parameters else "depth"
+            raise ModelError(
+                f"{config.init} has {counted(depth, 'block')}, {config.name} has {view.num_blocks}: --set "
+                f"model.args.{named}={depth}"
+            )
         size = stated.pop("size", None)
         stated = {field: value for field, value in stated.items() if value != getattr(image, field)}
         if stated:

@@ -37,7 +37,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of :attr:`cost` for paired differences, with continuity correction."""
+        """The 95 % CI of :attr:`cost` for paired differences, with continuity correction."""
         changed, net = self.lost + self.won, self.lost - self.won
         half = (1.96 * math.sqrt(changed - net**2 / self.images) + 1) / self.images
         return self.cost - half, self.cost + half
@@ -91,8 +91,7 @@ class Importance(msgspec.Struct, frozen=True):
             low, high = (100 * end for end in worst.interval)
             more = f"; {len(proven)} of {len(changes)} cost accuracy" if len(changes) > 1 else ""
             return (
-                f"{name} costs most: {100 * worst.cost:.1f} points of accuracy (95 % interval {low:.1f} to {high:.1f})"
-                f"{more}"
+                f"{name} costs most: {100 * worst.cost:.1f} points of accuracy (95 % CI {low:.1f} to {high:.1f}){more}"
             )
         worst = max(changes.values(), key=lambda one: abs(one.cost))
         changed = max(1, *(one.lost + one.won for one in changes.values())) / worst.images

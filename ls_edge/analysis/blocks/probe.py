@@ -83,8 +83,8 @@ def _finding(found: Probe) -> str:
     best = max(proven, key=lambda block: known[block][0])
     low, high = wilson(round(known[best][0] * found.images), found.images) or (0.0, 1.0)
     return (
-        f"A linear probe reads the slot of {show_percent(known[best][0])} of the outputs of block {best} (95 % "
-        f"interval {show_percent(low)} to {show_percent(high)}); with shuffled slots, of "
+        f"A linear probe reads the slot of {show_percent(known[best][0])} of the outputs of block {best} (95 % CI "
+        f"{show_percent(low)} to {show_percent(high)}); with shuffled slots, of "
         f"{show_percent(found.shuffled[best])}. Beyond chance for {name_blocks(proven)} of "
         f"{counted(len(known), 'block')}."
     )

@@ -62,7 +62,7 @@ def _finding(found: SlotAccuracy) -> str:
     low, high = max(0.0, best - worst - half), min(1.0, best - worst + half)
     return (
         f"The slot of block {block} matters: {show_percent(best)} of the answers are right with it in slot {good}, "
-        f"{show_percent(worst)} in slot {bad}, a difference of {100 * (best - worst):.1f} points (95 % interval "
+        f"{show_percent(worst)} in slot {bad}, a difference of {100 * (best - worst):.1f} points (95 % CI "
         f"{100 * low:.1f} to {100 * high:.1f}). Beyond chance for {name_blocks(proven)} of "
         f"{counted(len(rows), 'block')}."
     )

@@ -118,7 +118,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         status = max((row.status for row in rows), key=_rank, default="ok")
         entries[name] = {"status": status, "reason": None, "findings": [_json(row) for row in rows]}
         good = sum(row.status == "ok" for row in rows)
-        table.add_row(printable(name), _mark("ok"), counted(good, "check"), "in order", "")
+        table.add_row(printable(name), _mark("ok"), counted(good, "check"), "passed", "")
         for row in rows:
             if row.status != "ok":
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)

@@ -47,7 +47,7 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     """Write peers.yaml and the keys of a fleet.
 
     Each HOST is the name or address of a board, as other machines reach it. Every board gets all blocks, so any of them
-    may fail; edit peers.yaml to distribute the blocks. Prints the commands that copy the files to each board and start
+    may fail; edit peers.yaml to split the model. Prints the commands that copy the files to each board and start
     its peer.
     """
     source = source or platform.node().split(".")[0]

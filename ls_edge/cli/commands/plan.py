@@ -1,4 +1,4 @@
-"""``ls-edge plan``: assign blocks to devices, and tell whether distribution pays off."""
+"""``ls-edge plan``: assign blocks to devices, and tell whether that pays off."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
+from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
 from ls_edge.report.terminal import PlainTable, open_console, print_table
@@ -24,9 +25,9 @@ from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective
 
 PORT = 5555
 _VERDICTS = {
-    "one": "One device is best",
-    "replicate": "Independent copies of the whole model are best",
-    "split": "Split the model",
+    "one": "One device",
+    "replicate": "Replicate (every device holds everything)",
+    "split": "Split",
 }
 
 
@@ -63,9 +64,8 @@ def command(
     """Assign blocks to devices, and tell whether that pays off.
 
     Assigns the blocks by the measured speed of the devices and their links, and stem and head too if they run better
-    there than on the source. Compares the result with the best device alone, independent copies of the whole model,
-    round robin, and equal parts. The first line tells whether one device, copies, or a split model is best, and by how
-    much.
+    there than on the source. Compares the result with the best device alone, replicas, round robin, and equal parts.
+    The first line says One device, Replicate (every device holds everything), or Split, and by how much it is better.
     """
     if peers is not None and out is None:
         raise UsageError("--peers has the addresses and keys for --out; give --out FILE as well")
@@ -138,12 +138,14 @@ def _print(document: PlanDocument) -> None:
     console = open_console()
     console.print(f"{_VERDICTS[document.recommendation]}: {document.reason}.")
     if document.advantages:
-        console.print(f"A split model offers: {'; '.join(document.advantages)}.")
+        console.print(f"A split offers: {'; '.join(document.advantages)}.")
     held = [
         (name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
         for name, blocks in document.placement.items()
     ]
-    print_table(PlainTable.of("device", "blocks", ">batch", rows=held), console)
+    source = {*ENDS.values()}.difference(*document.placement.values())
+    held.append(("source", format_ranges(source) or NOTHING, "1" if source else NOTHING))
+    print_table(PlainTable.of("device", "runs", ">batch", rows=held), console)
     table = PlainTable.of("", ">latency", ">images / s", ">energy")
     table.add_row("plan", *_cells(document.expected))
     for name, expected in document.baselines.items():

@@ -1,4 +1,4 @@
-"""``ls-edge run``: answer images through the reachable peers, and measure it."""
+"""``ls-edge run``: classify images through the reachable peers, and measure it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def command(
     log_json: bool,
     **settings: Any,
 ) -> int:
-    """Answer images through the reachable peers, and measure accuracy, latency, and throughput.
+    """Classify images through the reachable peers, and measure accuracy, latency, and throughput.
 
     --local starts peers on this machine for the run and ends them after it. DATA may be a video such as clip.mp4, or,
     with --limit, a camera ('camera', 'camera:1') or a stream (rtsp://..., http://...), whose newest frame is sent.

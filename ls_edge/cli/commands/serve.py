@@ -1,4 +1,4 @@
-"""``ls-edge serve``: answer images over HTTP through the reachable peers."""
+"""``ls-edge serve``: classify images over HTTP through the reachable peers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def command(
     log_json: bool,
     **settings: Any,
 ) -> None:
-    """Answer images over HTTP through the reachable peers.
+    """Classify images over HTTP through the reachable peers.
 
     GET / is a page that shows the peers and classifies images. POST /predict takes an encoded image; /v2 speaks the
     Open Inference Protocol of Triton, KServe and OpenVINO Model Server. Other paths are /health/live, /health/ready,
@@ -98,6 +98,7 @@ def command(
     """
     with contextlib.ExitStack() as stack:
         reload = stack.enter_context(interrupts.ReloadRequest())  # before anything that takes long
+        interrupts.stop_on_ctrl_c()
         require("ls-edge serve", "serve")
         from ls_edge.runtime.serve.access import Access
         from ls_edge.runtime.serve.application import Api

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -215,12 +215,16 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
     """Name parts without a holder, and parts with only one."""
     if unheld := [part for part, names in holders.items() if not names]:
         yield f"{name_blocks(unheld)}: no holder"
-    one = {part for part, names in holders.items() if len(names) == 1}
-    if blocks := one - ENDS.keys():
-        them = "it" if len(blocks) == 1 else "them"
-        yield f"{name_blocks(blocks)}: one holder only; without it answers skip {them} or fail"
-    if ends := one & ENDS.keys():
-        yield f"{name_blocks(ends)}: one holder only; without it sources without a bundle get no answers"
+    blocks, ends = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for part, names in holders.items():
+        if len(names) == 1:
+            (ends if part in ENDS else blocks)[names[0]].append(part)
+    if blocks:
+        where = ", ".join(f"{format_ranges(parts)} only on {name}" for name, parts in blocks.items())
+        noun = "blocks" if sum(map(len, blocks.values())) > 1 else "block"
+        yield f"{noun} {where}; if one is lost, answers skip its blocks or fail"
+    for name, parts in ends.items():
+        yield f"{name_blocks(parts)} only on {name}; if it is lost, sources without a bundle get no answers"
 
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
@@ -242,7 +246,7 @@ def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     keys = "with keys" if file.uses_keys else "insecure, without keys" if file.insecure else "on the loopback, no keys"
     sources = ", ".join(source.name for source in file.sources) or "any"
     peers = counted(len(file.peers), "peer")
-    click.echo(f"{file.path}: in order; {peers}, {counted(count, 'block')}, {keys}, sources: {sources}")
+    click.echo(f"{file.path}: valid; {peers}, {counted(count, 'block')}, {keys}, sources: {sources}")
     for peer in file.peers:
         bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
         click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks)}")

@@ -16,7 +16,6 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import print_json
 from ls_edge.core.errors import printable
-from ls_edge.core.logs import ignore_progress
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS, find_method
@@ -137,10 +136,10 @@ def train_with_bars(
         console.print(Text.assemble(("warning: ", "yellow"), printable(text)))
 
     try:
-        with StepProgress("train", console=console) as progress:
+        with StepProgress("train", console=console, line_every_s=60) as progress:
             reporter = Reporter(
                 lambda metrics, epochs: console.print(metrics.line(epochs)),
-                progress if console.is_terminal else ignore_progress,  # in files, each epoch prints a line
+                progress,
                 warn,
                 lambda text: console.print(printable(text)),
             )

@@ -79,7 +79,7 @@ def _print(document: dict[str, Any]) -> None:
     good = sum(part["ok"] for part in parts)
     facts: list[tuple[str, str | Text]] = [
         ("bundle", f"{document['bundle']}  ({short_id(document['bundle_id'])})"),
-        ("files", f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})"),
+        ("files", f"{good} of {len(parts)} valid ({', '.join(document['checked_with'])})"),
     ]
     wrong = (part for part in parts if not part["ok"])
     facts += [("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}")) for part in wrong]

@@ -39,7 +39,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     bundle_id: str
     objective: Objective
     recommendation: Recommendation
-    """Best use of the devices: a single one, independent copies of the whole model, or a distributed model."""
+    """Best use of the devices: ``one`` device, ``replicate`` (every device holds everything), or ``split``."""
     reason: str
     placement: dict[str, tuple[ShownPart, ...]]
     """Best placement for ``ls-edge``, even if one device is recommended."""
@@ -53,12 +53,9 @@ class PlanDocument(msgspec.Struct, frozen=True):
     """Maximum number of images per engine call, by device."""
     expected: Expected
     baselines: dict[str, Expected | None]
-    """``single``, ``copies``, ``round_robin``, ``equal_split``; null if memory is too short for one.
-
-    ``copies`` is also null with one device.
-    """
+    """``single``, ``replicate``, ``round_robin``, ``equal_split``; null without memory for one or with one device."""
     advantages: list[str]
-    """Benefits of distribution, if it is not recommended."""
+    """Benefits of a split, if it is not recommended."""
     solver: str
     """``exact`` if no placement is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
@@ -72,10 +69,10 @@ def plan_document(
     *,
     bundle_id: str,
 ) -> PlanDocument:
-    """Compare the plan with one device and with independent copies, and recommend one of the three."""
+    """Compare the plan with one device and with replicas, and recommend one of the three."""
     best = planned.best
     recommendation, reason, advantages = _judge(problem, objective, planned)
-    others = {"single": planned.single, "copies": planned.copies, **planned.baselines}
+    others = {"single": planned.single, "replicate": planned.copies, **planned.baselines}
     return PlanDocument(
         schema=SCHEMA,
         bundle_id=bundle_id,
@@ -105,7 +102,7 @@ def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
 def _judge(
     problem: PlanningProblem, objective: Objective, planned: PlannedPlacement
 ) -> tuple[Recommendation, str, list[str]]:
-    """Return the recommendation, its reason, and the benefits of distribution if it is not recommended."""
+    """Return the recommendation, its reason, and the benefits of a split if it is not recommended."""
     known = [one for one in (planned.single, planned.copies) if one is not None]
     if not known:
         return "split", "no device has memory for the whole model", []
@@ -129,7 +126,7 @@ def _judge(
 
 
 def _advantages(problem: PlanningProblem, split: Candidate, best: Candidate) -> list[str]:
-    """Return the benefits of distribution over the recommendation."""
+    """Return the benefits of a split over the recommendation."""
     found = [
         f"{_estimate(objective, split)} against {_estimate(objective, best)}"
         for objective in OBJECTIVES
@@ -149,7 +146,7 @@ def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
 def _called(candidate: Candidate) -> str:
     if candidate.name == "single":
         return f"{candidate.estimates.route[0]} alone"
-    return "independent copies" if candidate.name == "copies" else "distribution"
+    return "replicas" if candidate.name == "copies" else "a split"
 
 
 def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:

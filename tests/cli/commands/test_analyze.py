@@ -106,7 +106,7 @@ def test_the_verdict_and_the_reasons_for_empty_cells_are_given(command, banded_b
     found = msgspec.convert(document(command, banded_bundle, *FEW), Analysis)
     share = f"{100 * found.agreement.random.same_class:.1f} %"
     said = verdict(found)
-    assert f"{share} of the answers (95 % interval " in said
+    assert f"{share} of the answers (95 % CI " in said
     assert found.importance.costs in said
     reasons = ["\N{EN DASH} under moved to", "An empty cell of contribution"]
     assert [line.partition(":")[0] for line in empty_cells(found).values()] == reasons
@@ -117,7 +117,7 @@ def test_the_verdict_and_the_reasons_for_empty_cells_are_given(command, banded_b
     steady = msgspec.structs.replace(
         found, importance=None, images=2000, agreement=msgspec.structs.replace(found.agreement, random=agree)
     )
-    said = "97.0 % of the answers (95 % interval 96.2 % to 97.7 %) stay the same in random order."
+    said = "97.0 % of the answers (95 % CI 96.2 % to 97.7 %) stay the same in random order."
     assert verdict(steady) == f"Block order hardly matters: {said}"
     few = verdict(msgspec.structs.replace(steady, images=24))
     assert few.startswith("Cannot tell with 24 images how much block order matters: 97.0 %")

@@ -1,6 +1,7 @@
 """``ls-edge plan``: from profiles of devices to a recommendation and a peers.yaml."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -60,8 +61,9 @@ def test_one_fast_board_is_better_alone_for_latency(command, bundle, profile):
     assert found["solver"] == "heuristic"  # which peers have stem and head is not searched
     code, printed, _ = command("plan", *words, boards[0])
     assert code == 0
-    assert printed.startswith("One device is best: a alone, ")
+    assert printed.startswith("One device: a alone, ")
     assert "there is no other device" in printed
+    assert re.search(r"^source +stem, head +1$", printed, re.M) is None
 
 
 def test_a_visit_is_counted_as_it_was_measured(command, bundle, profile):
@@ -80,14 +82,14 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     words = ("--bundle", bundle, "--profiles", profile("a", 1.0), profile("b", 1.0), "--objective", "throughput")
     found = planned(command, *words, "--mbit", "1")
     assert found["recommendation"] == "replicate"
-    copies = found["baselines"]["copies"]
+    copies = found["baselines"]["replicate"]
     assert copies["throughput"] == pytest.approx(2 * 1e3 / 5)
     assert copies["placement"] == found["placement"] == {name: ["stem", 0, 1, 2, 3, "head"] for name in "ab"}
     assert found["reason"].startswith(f"{copies['throughput']:.0f} images a second, against ")
     assert any("as JPEG" in line for line in found["assumptions"])
     code, printed, _ = command("plan", *words, "--mbit", "1")
     assert code == 0
-    assert printed.startswith("Independent copies of the whole model are best: ")
+    assert printed.startswith("Replicate (every device holds everything): ")
 
 
 def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, profile, tmp_path):
@@ -104,6 +106,7 @@ def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, p
     for name in ("single", "round_robin", "equal_split"):
         assert found["expected"]["throughput"] > found["baselines"][name]["throughput"]
     assert (found["expected"]["energy_mj"], found["solver"]) == (None, "exact")
+    assert re.search(r"^source +stem, head +1$", command("plan", *words)[1], re.M)
     written = yaml.safe_load(out.read_text(encoding="utf-8"))
     held = {entry["name"]: entry["blocks"] for entry in written["peers"]}
     assert {name: len(blocks) for name, blocks in found["placement"].items()} == {"fast": 3, "slow": 1}
@@ -170,7 +173,7 @@ def test_the_batch_is_the_best_one_of_the_profile(command, bundle, profile, tmp_
     many = planned(command, *words, "--objective", "throughput", "--out", out)
     assert (many["max_batch"], many["concurrency"]) == ({"a": 8, "b": 8}, 64)
     assert {entry["max_batch"] for entry in yaml.safe_load(out.read_text(encoding="utf-8"))["peers"]} == {8}
-    assert many["baselines"]["copies"]["throughput"] == pytest.approx(2 * 1e3 * 8 / (3 + 4 * 6.0))
+    assert many["baselines"]["replicate"]["throughput"] == pytest.approx(2 * 1e3 * 8 / (3 + 4 * 6.0))
     alone = planned(command, *words, "--objective", "latency", "--out", out, "--overwrite")
     assert alone["max_batch"] == {"a": 1, "b": 1}
 

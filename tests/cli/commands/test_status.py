@@ -65,7 +65,7 @@ def test_healthy_peers_are_alive(ls_edge, peers, tiny_bundle):
         ["a", "alive", "none", "0-3"],
         ["b", "alive", "none", "2-5"],
     ]
-    assert "blocks 0-1, 4-5: one holder only" in done.stdout
+    assert "blocks 0-1 only on a, 4-5 only on b" in done.stdout
 
 
 def test_the_table_names_engines(ls_edge, peers):
@@ -129,8 +129,8 @@ def test_stem_and_head_without_holders_are_named(serve, write_peers, tiny_bundle
     assert found["b"].blocks == (*range(6), "head")
     assert list(remarks(found, file)) == [
         "the head: no holder",
-        "blocks 0-5: one holder only; without it answers skip them or fail",
-        "the stem: one holder only; without it sources without a bundle get no answers",
+        "blocks 0-5 only on a; if one is lost, answers skip its blocks or fail",
+        "the stem only on a; if it is lost, sources without a bundle get no answers",
     ]
 
 
@@ -391,12 +391,12 @@ peers:
     done = ls_edge.run("status", "--peers", path, "--check")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == f"{path}: in order; 2 peers, 6 blocks, insecure, without keys, sources: any"
+    assert lines[0] == f"{path}: valid; 2 peers, 6 blocks, insecure, without keys, sources: any"
     assert lines[1:] == [
         "  a  tcp://no.such.host.invalid:5555  blocks 0-3",
         "  b  tcp://10.255.255.1:5555, listens on tcp://0.0.0.0:5555  blocks 3, 5",
         "block 4: no holder",
-        "blocks 0-2, 5: one holder only; without it answers skip them or fail",
+        "blocks 0-2 only on a, 5 only on b; if one is lost, answers skip its blocks or fail",
         "without a bundle, its blocks were not compared; give --bundle FOLDER",
     ]
     document = json.loads(ls_edge.run("status", "--peers", path, "--check", "--json").stdout)

@@ -35,7 +35,7 @@ def audited(tiny_bundle, serve_peers, open_source, tmp_path):
 
 
 def answer_all(source, pictures, at_once=4):
-    """Answer images a few at a time, so that no audit is dropped."""
+    """Classify images a few at a time, so that no audit is dropped."""
     answers = []
     for first in range(0, len(pictures), at_once):
         futures = [source.submit(image) for image in pictures[first : first + at_once]]

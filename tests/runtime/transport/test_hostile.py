@@ -1,4 +1,4 @@
-"""A real peer process, a real peer and a real source under frames that nobody should send, while they answer images."""
+"""A real peer process, a real peer and a real source under frames that nobody should send, while they work."""
 
 import os
 import random

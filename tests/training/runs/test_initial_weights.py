@@ -38,6 +38,13 @@ def test_init_from_a_run_brings_its_model_and_can_be_shortened(tmp_path):
     assert thinner.kept == (0,)
 
 
+@pytest.mark.parametrize(("model", "depth"), [("vit_digits", "depth"), ("mixer_cifar", "num_blocks")])
+def test_a_file_of_another_depth_names_the_setting(tmp_path, model, depth):
+    torch.save(build(model, {depth: 2}).weights(), tmp_path / "own.pth")
+    with pytest.raises(ModelError, match=rf"own.pth has 2 blocks, {model} has 3: --set model.args.{depth}=2$"):
+        start(init=str(tmp_path / "own.pth"), name=model, args={depth: 3})
+
+
 def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):
     made = start()
     record = RunRecord(

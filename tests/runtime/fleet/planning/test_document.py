@@ -27,7 +27,7 @@ def devices(count, **more):
 def test_a_model_that_fits_no_device_is_split(plan):
     found = plan(devices(2, capacity=4), "latency")
     assert (found.recommendation, found.reason) == ("split", "no device has memory for the whole model")
-    assert (found.baselines["single"], found.baselines["copies"], found.advantages) == (None, None, [])
+    assert (found.baselines["single"], found.baselines["replicate"], found.advantages) == (None, None, [])
     assert msgspec.json.decode(msgspec.json.encode(found), type=PlanDocument) == found
 
 
@@ -42,7 +42,7 @@ def test_one_device_wins_where_visits_cost_more_than_they_save(plan):
 def test_copies_win_where_they_have_the_higher_throughput(plan):
     found = plan(devices(3, ends_size=0, wire_ms=20.0), "throughput", image_share=0.01, logits_share=0.01)
     assert found.recommendation == "replicate"
-    assert found.baselines["copies"].throughput == found.expected.throughput
+    assert found.baselines["replicate"].throughput == found.expected.throughput
     assert found.reason.startswith(f"{found.expected.throughput:.0f} images a second, against ")
 
 
