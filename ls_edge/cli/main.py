@@ -120,6 +120,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         _fail(interrupts.word(), interrupts.exit_code())
     except BrokenPipeError:
         sys.stderr.close()
+        _drop_unwritable_output()
         raise SystemExit(1) from None
     except (LsEdgeError, OSError, UnicodeEncodeError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_thread_limit(error):

@@ -160,9 +160,9 @@ def subprocess_module(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["trian"], "No such command 'trian'"),
-        (["--jason"], "No such option '--jason'"),
-        (["keys", "old"], "No such command 'old'; see 'ls-edge keys --help'"),
+        (["trian"], "unknown command 'trian'"),
+        (["--jason"], "unknown option '--jason'"),
+        (["keys", "old"], "unknown command 'old'; known here: new, -h, --help; see 'ls-edge keys --help'"),
         (["keys", "new"], "Missing argument 'NAME'; see 'ls-edge keys new --help'"),
         (["keys", "new", "a/b"], "name 'a/b': use 1 to 63 letters"),
         *[([command, "--no-such-flag"], f"; see 'ls-edge {command} --help'") for command in COMMANDS],
@@ -283,7 +283,7 @@ def test_help_all_prints_every_option(command):
     ("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("exprot", "export"), ("version", "--version")]
 )
 def test_a_misspelt_command_gets_a_hint(typed, meant):
-    assert f"No such command '{typed}'; did you mean '{meant}'?" in run(typed).stderr
+    assert f"unknown command '{typed}'; did you mean '{meant}'? See 'ls-edge --help'" in run(typed).stderr
 
 
 @pytest.mark.release
