@@ -6,13 +6,10 @@ import base64
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-if TYPE_CHECKING:
-    
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -33,8 +30,6 @@ def picture(values: np.ndarray) -> str:
 
     Small pictures are enlarged by a whole factor.
     """
-    from PIL import Image
-
     from PIL import Image  # which most reports do not need
 
     colors = values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=2)
