@@ -34,7 +34,7 @@ import zmq
 from rich.console import Console
 
 from benchmarks.common import BenchmarkError, Child, in_turn, ms, new_table, report_progress, wait_for
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
+from ls_edge.core.bundle import SCHEMA, Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.engines.engine import Engine, Signature, signature_of
 from ls_edge.engines.opening import OnChoice
@@ -173,7 +173,7 @@ def _manifest(count: int, dim: int, blocks: int) -> Manifest:
     part = PartFile("none", "0" * 64, 1)
     half = (0.5, 0.5, 0.5)
     return Manifest(
-        schema=1, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="none", method="shuffle", classes=("0", "1"),
+        schema=SCHEMA, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="none", method="shuffle", classes=("0", "1"),
         image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False, precision="fp32",
         opset=20, parts=PartFiles(part, part, (part,) * blocks),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
+from ls_edge.core.bundle import SCHEMA, Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.inspector import Examine
@@ -13,7 +13,7 @@ from ls_edge.runtime.transport.keys import KeyPair
 
 _NO_PART = PartFile("", "", 0)
 _NO_MODEL = Manifest(
-    schema=1,
+    schema=SCHEMA,
     bundle_id="",
     model_id="",
     model="",
