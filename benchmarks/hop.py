@@ -173,9 +173,9 @@ def _manifest(count: int, dim: int, blocks: int) -> Manifest:
     part = PartFile("none", "0" * 64, 1)
     half = (0.5, 0.5, 0.5)
     return Manifest(
-        schema=SCHEMA, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="none", method="shuffle", classes=("0", "1"),
-        image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False, precision="fp32",
-        opset=20, parts=PartFiles(part, part, (part,) * blocks),
+        schema=SCHEMA, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="none", method="shuffle",
+        classes=("0", "1"), image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False,
+        precision="fp32", opset=20, parts=PartFiles(part, part, (part,) * blocks),
     )  # fmt: skip
 
 

@@ -308,8 +308,8 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     if config.teacher.weights is not None and config.teacher.model is None:
         yield (
             ("teacher", "weights"),
-            f"weights is {config.teacher.weights!r} without a teacher; name one with teacher.model (--teacher), or "
-            "leave weights out",
+            f"weights is {validation.show_value(config.teacher.weights)} without a teacher; name one with "
+            "teacher.model (--teacher), or leave weights out",
         )
     args = config.model.args
     drop = args.get("drop_path_rate") or 0.0
@@ -328,7 +328,7 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     }
     for name, (allowed, advice) in rules.items():
         if name in args and not allowed:
-            yield ("model", "args", name), f"{name} is {args[name]!r}; {advice}"
+            yield ("model", "args", name), f"{name} is {validation.show_value(args[name])}; {advice}"
 
 
 def find_recipe(path: Path) -> Path:
@@ -358,7 +358,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    quoted = validation.EXPONENT.fullmatch(text) or re.search("[\x85\u2028\u2029]", text)
+    quoted = not isinstance(validation.plain_value(text), str) or re.search("[\x85\u2028\u2029]", text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
 
 

@@ -16,6 +16,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import ask_hub, check_folder, hub_library, hub_repository, is_hub, local_folder
 from ls_edge.core.text import byte_size, counted, show_percent
+from ls_edge.core.validation import InvalidDocument, read_json
 from ls_edge.data.datasets import is_timm_name
 from ls_edge.device.requirements import require_import
 from ls_edge.evaluation.evaluate import Evaluation
@@ -91,9 +92,9 @@ def _evaluation(folder: Path, weights: str) -> Evaluation | None:
     if not path.is_file():
         return None
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
-    except msgspec.MsgspecError as error:
-        raise DataError(f"{path} is not a document of 'ls-edge eval --json': {error}; write it again") from None
+        found = read_json(path, Evaluation)
+    except InvalidDocument as error:
+        raise DataError(f"{path} is not a document of 'ls-edge eval --json'{error}; write it again") from None
     if found.settings.get("weights") != weights:
         raise DataError(
             f"{path} has the results of another model, or of this one before it was trained again; write it again with "

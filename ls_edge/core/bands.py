@@ -27,6 +27,7 @@ from ls_edge.core.arrangement import Arrangement, Wave, random_order
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, STEM, has_ends, part_name
 from ls_edge.core.text import format_bands, format_ranges, parse_ranges
+from ls_edge.core.validation import show_value
 
 _Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 WINDOWS = (2, 3, 4, 6)
@@ -76,8 +77,8 @@ class Bands:
             parsed = [parse_ranges(group) for group in value.split("/")] if isinstance(value, str) else value
             groups = list(map(sorted, msgspec.convert(parsed, _Groups)))
         except (ValueError, msgspec.ValidationError):  # the latter is not a ValueError before msgspec 0.21
-            raise UsageError(f"bands {value!r} are not lists of blocks; {_HOW}") from None
-        shown = value if isinstance(value, str) else groups
+            raise UsageError(f"bands {show_value(value)} are not lists of blocks; {_HOW}") from None
+        shown = show_value(value if isinstance(value, str) else groups).strip("'")
         blocks = list(itertools.chain(*groups))
         for place, block in enumerate(blocks):
             if block != place:

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,7 +27,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.core.files import local_folder, read_file, write_file
 from ls_edge.core.text import short_id
-from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
+from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json, show_value
 
 SCHEMA = 2
 """Version of the manifest and of the formulas of its ids."""
@@ -43,6 +43,7 @@ TokenCount = Annotated[int, Meta(ge=1, le=1_048_576)]
 """Limits far above the needs of any model."""
 
 
+Text = Annotated[str, Meta(max_length=1024)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 
 
@@ -92,7 +93,7 @@ class PartFile(msgspec.Struct, frozen=True):
     """One engine file."""
 
     file: str
-    """Path inside the bundle, with forward slashes."""
+    """Path inside the bundle, with forward slashes (:data:`_FILE`)."""
     sha256: Digest
     bytes: Annotated[int, Meta(ge=0, lt=1 << 40, description="a whole number from 0 to 2^40")]
 
@@ -102,7 +103,9 @@ class PartFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     stem: PartFile
     head: PartFile
-    blocks: Annotated[tuple[PartFile, ...], Meta(min_length=1, description="a list of at least one part")]
+    blocks: Annotated[
+        tuple[PartFile, ...], Meta(min_length=1, max_length=1024, description="a list of at least one part")
+    ]
     whole: PartFile | None = None
     """The model in one file (``export --whole``), for comparison."""
 
@@ -121,17 +124,17 @@ class Manifest(msgspec.Struct, frozen=True):
     """Content of ``manifest.json``."""
 
     schema: int
-    bundle_id: str
-    model_id: str
-    model: str
+    bundle_id: Text
+    model_id: Text
+    model: Text
     """Name of the model in timm."""
-    method: str
-    classes: Annotated[tuple[str, ...], Meta(min_length=1, description="a list of at least one class")]
+    method: Text
+    classes: Annotated[tuple[Text, ...], Meta(min_length=1, description="a list of at least one class")]
     image: ImageSpec
     tokens: TokenSpec
     needs_slot: bool
     """Whether the blocks take an input ``slot``, int64 ``[B]``."""
-    precision: str
+    precision: Text
     opset: int
     parts: PartFiles
     verified: dict[str, Any] = {}
@@ -224,6 +227,7 @@ def bundle_id_of(interface: dict[str, Any], precision: str, parts: PartFiles) ->
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
 
 
+_FILE = re.compile(r"(?:\w[\w.-]{0,63}/){0,3}\w[\w.-]{0,63}", re.ASCII)
 _CHUNK = 1 << 20
 _OVERLAP = 64
 """Bytes of a chunk that are searched again with the next one; longer than any pattern."""
@@ -395,10 +399,10 @@ class Bundle:
             raise BundleError(f"cannot read {path} ({name}): {error.strerror}; check its permissions") from None
 
     def _check_name(self, name: str, part: PartFile) -> None:
-        pure = PurePosixPath(part.file)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts or not {"\\", "\0"}.isdisjoint(part.file):
+        if not _FILE.fullmatch(part.file):
+            shown = show_value(part.file)
             raise BundleError(
-                f"{self.folder / MANIFEST}: the file of {name} is {part.file!r}; a bundle names only files inside it"
+                f"{self.folder / MANIFEST}: the file of {name} is {shown}; a bundle names only files inside it"
             )
         for parent in (self.folder / part.file).parents:
             if parent == self.folder:

@@ -25,6 +25,8 @@ from typing import IO, Any, BinaryIO
 
 from ls_edge.core.errors import LsEdgeError, RunError, UsageError, lacking
 
+MAX_BYTES = 4_000_000
+"""Maximum size of a document that is parsed."""
 HUB_PREFIX = "hf-hub:"
 HUB_FILES = ("README.md", "config.yaml", "config.json", "eval.json", "manifest.json", "*.safetensors", "*.onnx")
 """Files of runs and bundles; ``*`` also matches folders."""
@@ -72,7 +74,7 @@ def write_file(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def read_file(path: Path, limit: int = 64_000_000) -> bytes:
+def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a file; raise :class:`OSError` if it is larger than ``limit`` bytes."""
     with path.open("rb") as stream:
         raw = stream.read(limit + 1)

@@ -31,7 +31,7 @@ _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-
 _ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
 # Hosts that mean all addresses of a machine, for listening but not for dialing.
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
-_ALL = 10_000
+_ALL = 1024
 """Exclusive upper limit of block numbers in a file."""
 _MAX_INTERVAL_MS = 250
 """Maximum of the default time between two heartbeats."""
@@ -54,7 +54,9 @@ PublicKey = Annotated[
         description="40 characters of Z85, in quotes, as 'ls-edge keys new' prints them",
     ),
 ]
-Address = Annotated[str, Meta(pattern=_ADDRESS.pattern, description="tcp://host:port with a port from 1 to 65535")]
+Address = Annotated[
+    str, Meta(pattern=_ADDRESS.pattern, max_length=300, description="tcp://host:port with a port from 1 to 65535")
+]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 GpuBytes = Annotated[int, Meta(ge=2**20, le=2**50)]
 
@@ -113,7 +115,7 @@ class HeldParts(Numbers):
 class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
-    provider: str | None = None
+    provider: Annotated[str, Meta(max_length=64)] | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
     gpu_mem_limit: GpuBytes | None = None
@@ -141,7 +143,7 @@ class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     batch_wait_ms: Annotated[float, Meta(ge=0, le=100)] = 0.0
     """Time that a request waits for others. After 250 ms without a call, others would take the peer for a hung one."""
-    codec: str = "raw"
+    codec: Annotated[str, Meta(max_length=64)] = "raw"
     credits: Annotated[int, Meta(ge=1, le=65535)] = 0
     """Maximum number of requests that the peer holds at the same time, by default :func:`usual_credits`."""
 
@@ -198,8 +200,12 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document of ``peers.yaml``."""
 
-    peers: Annotated[tuple[PeerConfig, ...], Meta(min_length=1, description="a list of at least one peer")]
-    sources: tuple[SourceEntry, ...] = ()
+    peers: Annotated[
+        tuple[PeerConfig, ...], Meta(min_length=1, max_length=1024, description="a list of 1 to 1024 peers")
+    ]
+    sources: Annotated[
+        tuple[SourceEntry, ...], Meta(max_length=1024, description="a list of at most 1024 sources")
+    ] = ()
     insecure: bool = False
     heartbeat: HeartbeatSettings = HeartbeatSettings()
 

@@ -15,6 +15,8 @@ from ls_edge.core.parts import ENDS, HEAD, STEM, ShownPart
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
 """Number or range; at most four digits, so that a typing error does not create a list of millions."""
+MAX_NUMBERS = 1024
+"""Maximum length of a list, except for its last range."""
 
 
 def short_id(digest: str) -> str:
@@ -40,7 +42,7 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
-        if match is None or (last := int(match[2] or match[1])) < int(match[1]):
+        if match is None or (last := int(match[2] or match[1])) < int(match[1]) or len(numbers) > MAX_NUMBERS:
             raise ValueError(part)
         numbers.extend(range(int(match[1]), last + 1))
     return tuple(numbers)

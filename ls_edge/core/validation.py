@@ -1,9 +1,12 @@
 """Strict reading of JSON and YAML documents from outside, with errors that include the place.
 
-:func:`decode_json` reads a JSON document with a schema number. :func:`load_yaml` reads a YAML file that a user wrote,
-rejects duplicate keys, and reports an error in one line with file, line, and column; its caller checks relations
-between values and reports them with :meth:`SourceMap.error`. :func:`explain` rewrites the errors of :mod:`msgspec`:
-``Expected `int` >= 1 - at `$.peers[0].threads` `` becomes "threads is 0; it has to be a whole number from 1 to 1024".
+:func:`decode_json` reads a JSON document. :func:`load_yaml` reads a YAML file that a user wrote, rejects duplicate
+keys, and reports an error in one line with file, line, and column; its caller checks relations between values and
+reports them with :meth:`SourceMap.error`. Unquoted values are words such as ``true`` and ``off``, and decimal
+numbers; tags are rejected. The sizes of both are limited before there is a tree.
+
+:func:`explain` rewrites the errors of :mod:`msgspec`: ``Expected `int` >= 1 - at `$.peers[0].threads` `` becomes
+"threads is 0; it has to be a whole number from 1 to 1024".
 The type determines the allowed values; a ``description`` in its ``Meta`` describes them in words.
 """
 
@@ -21,7 +24,8 @@ import yaml
 from msgspec import Meta, inspect
 
 from ls_edge.core.errors import ConfigError, UsageError
-from ls_edge.core.files import read_file
+from ls_edge.core.files import MAX_BYTES, read_file
+from ls_edge.core.text import shorten
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
@@ -31,7 +35,9 @@ SHOWN = 60
 """Maximum characters of a value in an error."""
 MAX_DEPTH = 20
 MAX_VALUES = 100_000
-MAX_BYTES = 4_000_000
+_TOO_LARGE = f"deeper than {MAX_DEPTH} levels or more than {MAX_VALUES} values; simplify it"
+MAX_NAMES = 20
+"""Maximum number of known names in an error."""
 
 
 class InvalidValue(NamedTuple):
@@ -110,9 +116,10 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return ``unknown key 'rote'; did you mean 'rate'?``, or list the known names if none of them is similar."""
     listed = list(known)
-    near = difflib.get_close_matches(name, listed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(listed)}" if listed else "remove it"
-    return f"unknown {what} {name!r}; {hint}"
+    near = difflib.get_close_matches(name[:SHOWN], listed, n=1)
+    names = ", ".join([*listed[:MAX_NAMES], *(["…"] if len(listed) > MAX_NAMES else [])])
+    hint = f"did you mean {near[0]!r}?" if near else f"known here: {names}" if listed else "remove it"
+    return f"unknown {what} {show_value(name)}; {hint}"
 
 
 def type_at(type_: Any, where: Path_) -> inspect.Type:
@@ -195,22 +202,36 @@ def show_value(value: Any) -> str:
         return "empty"
     if isinstance(value, dict):
         return "a group of keys"
-    text = repr(value)
+    text = repr(value[: SHOWN + 1] if isinstance(value, str) else value)
     if len(text) <= SHOWN:
         return text
     return f"a list of {len(value)}" if isinstance(value, list) else text[: SHOWN - 1] + "…"
 
 
-def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
-    """Decode a JSON document with a schema number; raise :class:`InvalidDocument` if it is invalid."""
+class _Versioned(msgspec.Struct, frozen=True):
+    schema: int | str | None = None
+
+
+def decode_json(raw: bytes, type_: type[T], schema: int | None = None) -> T:
+    """Decode a JSON document, with a ``schema`` number unless it is None; raise :class:`InvalidDocument`."""
+    if len(raw) > MAX_BYTES:
+        raise InvalidDocument(f" has more than {MAX_BYTES} bytes")
     try:
-        found = msgspec.json.decode(raw, type=dict).get("schema")
+        found = schema if schema is None else msgspec.json.decode(raw, type=_Versioned).schema
         if found == schema:
             return msgspec.json.decode(raw, type=type_)
-        age = "made by a newer ls-edge" if isinstance(found, int) and found > schema else "made by an older ls-edge"
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: UTF-8, or digits of an integer
         raise _json_fault(raw, type_, error) from None
-    raise OtherSchema(f" has schema {show_value(found)}, not {schema}: {age}")
+    age = "a newer" if isinstance(found, int) and isinstance(schema, int) and found > schema else "an older"
+    raise OtherSchema(f" has schema {show_value(found)}, not {schema}: made by {age} ls-edge")
+
+
+def read_json(path: Path, type_: type[T], schema: int | None = None) -> T:
+    """Read a JSON document; raise :class:`InvalidDocument` as :func:`decode_json` does, also if it cannot be read."""
+    try:
+        return decode_json(read_file(path), type_, schema)
+    except OSError as error:
+        raise InvalidDocument(f": {error.strerror}") from None
 
 
 def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocument:
@@ -259,19 +280,22 @@ def parse_yaml(raw: bytes, path: Path) -> tuple[str, yaml.Node | None]:
     """Return the text of a YAML file and its top node (None if it is empty); raise :class:`ConfigError`."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
-        return text, yaml.compose(text, Loader=yaml.SafeLoader)
-    except UnicodeDecodeError as error:
+        if re.search("^%TAG", text, re.MULTILINE):  # the parser compares each with all others
+            raise ConfigError("%TAG is not supported; remove it", path=path)
+        return text, yaml.compose(text, Loader=_Loader)
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        problem = f"not YAML: {_plainly(error.problem or error.context or '')}"
-        raise ConfigError(
-            problem, path=path, line=mark.line + 1 if mark else None, column=mark.column + 1 if mark else None
-        ) from None
+        problem = shorten(error.problem or error.context or "", 2 * SHOWN)
+        if mark is not None and text[mark.index : mark.index + 1] == "\t":
+            problem = "a line is indented with a tab; use spaces"
+        place = {} if mark is None else {"line": mark.line + 1, "column": mark.column + 1}
+        raise ConfigError(f"not YAML: {problem}", path=path, **place) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
-    except RecursionError:
-        raise ConfigError(f"deeper than {MAX_DEPTH} levels; simplify it", path=path) from None
+        raise ConfigError(f"not YAML: {shorten(str(error).splitlines()[0], 2 * SHOWN)}", path=path) from None
+    except _TooLarge:
+        raise ConfigError(_TOO_LARGE, path=path) from None
 
 
 def load_yaml(path: str | Path, type_: type[T], raw: bytes | None = None) -> tuple[T, SourceMap]:
@@ -296,72 +320,87 @@ def load_yaml(path: str | Path, type_: type[T], raw: bytes | None = None) -> tup
 
 def parse_yaml_value(text: str, what: str) -> Any:
     """Parse a value as in a YAML file; raise :class:`UsageError` that begins with ``what`` if it is invalid."""
+    path = Path(what)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return None if node is None else _plain(node, (), SourceMap(Path(what)))
-    except yaml.YAMLError:
-        raise UsageError(f"{what}: not YAML; put the value in quotes") from None
+        node = parse_yaml(text.encode("utf-8", "replace"), path)[1]
+        return None if node is None else _plain(node, (), SourceMap(path))
     except ConfigError as error:
         raise UsageError(str(error)) from None
 
 
-def _plainly(problem: str) -> str:
-    """Return the parser's error with plain words instead of token names."""
-    if r"'\t'" in problem:
-        return "a line is indented with a tab; use spaces"
-    for token, words in (
-        ("<stream end>", "the end of the file"),
-        ("<block end>", "a line further left"),
-        ("<block mapping start>", "a key"),
-        ("<scalar>", "a value"),
-    ):
-        problem = problem.replace(f"'{token}'", words).replace(token, words)
-    return problem
+class _TooLarge(Exception):
+    """The document has too many values."""
+
+
+class _Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
+    """Loader that counts what it builds; tags are empty unless the document has them."""
+
+    _depth = _count = 0
+
+    def descend_resolver(self, _parent: yaml.Node | None, _index: object) -> None:
+        self._depth, self._count = self._depth + 1, self._count + 1
+        if self._depth > MAX_DEPTH + 2 or self._count > 2 * MAX_VALUES:  # of keys and values
+            raise _TooLarge
+
+    def ascend_resolver(self) -> None:
+        self._depth -= 1
+
+    def resolve(self, _kind: type[yaml.Node], value: str | None, _implicit: object) -> str:
+        """Return the tag of a node without one; raise :class:`UnicodeError` for half of a character (a surrogate)."""
+        if value is not None:
+            value.encode()
+        return ""
 
 
 def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
     if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # with aliases, small files can be endless
-        raise source_map.error(f"deeper than {MAX_DEPTH} levels or more than {MAX_VALUES} values; simplify it")
+        raise source_map.error(_TOO_LARGE)
     source_map.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
-    if isinstance(node, yaml.MappingNode):
-        result: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            key = _scalar(key_node, where, source_map, is_key=True) if isinstance(key_node, yaml.ScalarNode) else None
-            if not isinstance(key, str):
-                shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
-                raise ConfigError(
-                    f"the key {shown} is not text; put it in quotes, or correct it",
-                    path=source_map.path,
-                    line=mark[0],
-                    column=mark[1],
-                )
-            here = (*where, key)
-            source_map.key_marks[here] = mark
-            if key in result:
-                raise source_map.error(f"the key {key!r} occurs twice; keep one", *here, key=True)
-            result[key] = _plain(value_node, here, source_map)
-        return result
+    if node.tag:
+        raise source_map.error(f"the tag {show_value(node.tag)} is not supported; remove it", *where)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*where, index), source_map) for index, item in enumerate(node.value)]
-    return _scalar(node, where, source_map)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, where, source_map)
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        is_plain = isinstance(key_node, yaml.ScalarNode) and not key_node.style
+        key = plain_value(key_node.value) if is_plain else key_node.value
+        here = (*where, key if isinstance(key, str) else "")
+        source_map.key_marks[here] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+        if not isinstance(key, str) or key_node.tag:
+            shown = show_value(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
+            raise source_map.error(f"the key {shown} is not text; put it in quotes, or correct it", *here, key=True)
+        if key in result:
+            raise source_map.error(f"the key {show_value(key)} occurs twice; keep one", *here, key=True)
+        result[key] = _plain(value_node, here, source_map)
+    return result
 
 
-EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-"""Numbers such as ``1e-3``, which are strings in YAML 1.1."""
+_WORDS = {"": None, "~": None} | {
+    word: value
+    for words, value in (("null", None), ("true yes on", True), ("false no off", False))
+    for each in words.split()
+    for word in (each, each.capitalize(), each.upper())
+}
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
-def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: bool = False) -> Any:
-    unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
-    if unquoted and not is_key:
-        source_map.written[where] = node.value
-    try:
-        value = yaml.SafeLoader("").construct_object(node)
-    except (yaml.YAMLError, ValueError):
-        raise source_map.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
-    if unquoted and isinstance(value, str) and EXPONENT.fullmatch(value):
-        value = float(value)
-    if isinstance(value, (int, float)) and not -(2**63) <= value < 2**63:  # infinity and NaN too
+def plain_value(text: str) -> bool | float | str | None:
+    """Return the value of unquoted text in a YAML file."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > SHOWN or not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("+-").isdecimal() else float(text)
+
+
+def _scalar(node: yaml.ScalarNode, where: Path_, source_map: SourceMap) -> Any:
+    if node.style:
+        return node.value
+    source_map.written[where] = node.value
+    value = plain_value(node.value)
+    if isinstance(value, (int, float)) and not -(2**63) <= value < 2**63:  # infinity, too
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
         raise source_map.error(f"{name} is {node.value}; it has to be a finite number within 64 bits", *where)
     return value

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
 """Lists of the classes of ImageNet's validation images: Kaggle's (by file name) and TensorFlow's (in order)."""
+MAX_LIST = 64_000_000
+"""Maximum bytes of a list of classes, a line each."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
 
 
@@ -157,7 +159,7 @@ def natural_order(classes: Iterable[str]) -> tuple[str, ...]:
 def read_classes(path: str | Path) -> tuple[str, ...]:
     """Return the class names in a text file, one per line; raise :class:`DataError` for duplicates or an empty file."""
     try:
-        lines = read_file(Path(path)).decode("utf-8-sig").splitlines()
+        lines = read_file(Path(path), MAX_LIST).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise DataError(
@@ -305,7 +307,9 @@ def _labeled(tree: dict[str, ImageFile], folder: Path) -> dict[str, ImageFile]:
     path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
     if path is None or not tree:
         return tree
-    lines = [line.replace(",", " ").split() for line in read_file(path).decode("utf-8", "replace").splitlines()]
+    lines = [
+        line.replace(",", " ").split() for line in read_file(path, MAX_LIST).decode("utf-8", "replace").splitlines()
+    ]
     lines = [words for words in lines if words and words[0] != "ImageId"]
     names = sorted(tree)
     if all(len(words) == 1 for words in lines):

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from ls_edge.core.errors import DataError
-from ls_edge.core.files import read_file
-from ls_edge.core.validation import InvalidDocument, decode_json
+from ls_edge.core.validation import InvalidDocument, decode_json, read_json
 from ls_edge.device.sensors import DeviceState
 
 SCHEMA = 1
@@ -160,9 +159,7 @@ def load_profile(path: str | Path) -> DeviceProfile:
     """Read a ``profile.json``; raise :class:`DataError` if it is invalid."""
     command = "ls-edge bench BUNDLE --out FILE"
     try:
-        found = decode_json(read_file(Path(path)), DeviceProfile, SCHEMA)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; check the path, or make it with '{command}'") from None
+        found = read_json(Path(path), DeviceProfile, SCHEMA)
     except InvalidDocument as error:
         raise DataError(f"{path}{error}; make it with '{command}'") from None
     if not any(part.part.startswith("block ") for part in found.parts):

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ls_edge.core.errors import LinkError
+from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.peers_file import PeersFile, parse_peers
-from ls_edge.core.validation import MAX_BYTES
 from ls_edge.runtime.clients.session import STEP_S, Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, Chunk, Want
 from ls_edge.runtime.transport.keys import KeyPair

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import Name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
@@ -24,7 +25,7 @@ MAX_AVOID = 16
 MAX_CANCELED = 1024
 MAX_CHUNK = 48 * 1024
 """Limit on the bytes of a file in one message; at 1 Gbit/s it delays other messages by 0.4 ms."""
-MAX_MANIFEST = 16 * 1024 * 1024
+MAX_MANIFEST = MAX_BYTES
 """Limit on an offered ``manifest.json``, in bytes."""
 MAX_FILES = 8
 """Limit on the files whose processes are accepted at the same time during a change of the fleet."""

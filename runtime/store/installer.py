@@ -18,8 +18,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.records import MAX_TEXT
-from ls_edge.core.validation import MAX_BYTES
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,

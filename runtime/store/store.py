@@ -31,9 +31,11 @@ import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
+from ls_edge.core.files import read_file
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeersFile, parse_peers
 from ls_edge.core.text import short_id
+from ls_edge.core.validation import InvalidDocument, decode_json
 from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, Before, StoreRecord
 from ls_edge.runtime.store.files import FileStore, digest_of, is_file
 
@@ -144,8 +146,8 @@ class Store(FileStore):
     def shown_id(self, manifest: str) -> str:
         """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
         try:
-            return short_id(msgspec.json.decode((self._files / manifest).read_bytes())["bundle_id"])
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+            return short_id(self.open(manifest).manifest.bundle_id)
+        except BundleError:
             return "?"
 
     def switch(self, manifest: str, file: AppliedFile | None = None, *, is_listed: bool = True) -> None:
@@ -246,13 +248,13 @@ class Store(FileStore):
     def _read(self) -> StoreRecord:
         """Return the content of ``store.json``; an empty record with the reason if it is damaged."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=StoreRecord)
+            return decode_json(read_file(self._path), StoreRecord)
         except FileNotFoundError:
             return StoreRecord()
         except OSError as error:  # an empty record would give up its bundles
             raise UsageError(f"cannot read {self._path}: {error.strerror}; check the disk, and start again") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            reason = f"{self._path} cannot be read ({error}); apply the bundle again"
+        except InvalidDocument as error:
+            reason = f"{self._path}{error}; apply the bundle again"
             log.error("the store has lost its record", extra={"why": reason})
             return StoreRecord(reason=reason)
 

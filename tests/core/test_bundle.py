@@ -311,6 +311,7 @@ def test_a_wrong_manifest_is_explained_in_plain_words(folder, edit, what):
         (b"[]", "manifest.json: the file is []; it has to be a group of keys"),
         (b'{"schema": 1}', "has schema 1, not 2: made by an older ls-edge; export again"),
         (b'{"schema": "\\u001b[2J"}', r"has schema '\x1b[2J'"),
+        (b'{"schema": 2, "' + b"k" * 30_000_000 + b'": 1}', "manifest.json: larger than 4000000 bytes"),
     ],
 )
 def test_invalid_json_is_reported_with_its_place(folder, raw, what):

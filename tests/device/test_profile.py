@@ -54,7 +54,7 @@ def test_visits_are_counted_in_whole_numbers(found, tmp_path, count):
 
 
 def test_missing_and_invalid_files_are_refused_with_advice(tmp_path):
-    with pytest.raises(DataError, match="No such file or directory; check the path, or make it with 'ls-edge bench"):
+    with pytest.raises(DataError, match="No such file or directory; make it with 'ls-edge bench"):
         load_profile(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("hello", encoding="utf-8")
     with pytest.raises(DataError, match="not JSON"):

@@ -64,7 +64,7 @@ def test_any_setting_can_be_changed(tmp_path):
         ("threads=100000", "threads is 100000; it has to be a whole number from 1 to 1024"),
         ("validation_orders=1000000", "validation_orders is 1000000; it has to be a whole number from 1 to 100000"),
         ("data.workers=100000", "workers is 100000; it has to be a whole number from 0 to 1024"),
-        ("model.args={a: [}", "not YAML; put the value in quotes"),
+        ("model.args={a: [}", "not YAML: "),
     ],
 )
 def test_changes_are_checked(tmp_path, change, words):

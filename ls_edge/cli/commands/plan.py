@@ -17,6 +17,7 @@ from ls_edge.core.files import write_output
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
+from ls_edge.core.validation import load_yaml
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document
 from ls_edge.runtime.fleet.planning.from_profiles import MeasuredRun, PlanningInputs, problem_of, read_profiles
@@ -122,7 +123,7 @@ def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards:
             "# 'ls-edge keys new NAME'; see docs/peers.md.\n"
         )
     else:
-        document = yaml.safe_load(Path(known.path).read_text(encoding="utf-8"))
+        document, _ = load_yaml(known.path, dict, known.raw)
         text += f"# Addresses and keys come from {known.path}.\n"
     kept = []
     for entry in document["peers"]:

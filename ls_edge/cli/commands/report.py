@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.core.errors import DataError
 from ls_edge.core.text import distinct_names
+from ls_edge.core.validation import InvalidDocument, read_json
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.tables import comparison_table
 from ls_edge.report.terminal import print_table
@@ -36,8 +36,6 @@ def command(files: tuple[Path, ...], out: Path | None) -> None:
 def read_run(path: Path) -> RunSummary:
     """Read a document of ``run --json``; raise :class:`DataError` for any other file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunSummary)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; give the output of run --json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not a run ({error}); give the output of run --json") from None
+        return read_json(path, RunSummary)
+    except InvalidDocument as error:
+        raise DataError(f"{path} is not a run{error}; give the output of run --json") from None

@@ -10,10 +10,10 @@ import msgspec
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.files import read_file
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import is_name
 from ls_edge.core.text import counted, short_id
+from ls_edge.core.validation import InvalidDocument, read_json
 from ls_edge.device.profile import DeviceProfile, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.protocol.codecs import wire_bytes
@@ -58,9 +58,9 @@ class MeasuredRun(msgspec.Struct, frozen=True):
     def read(cls, path: Path) -> MeasuredRun:
         """Read a run; raise :class:`DataError` for any other file."""
         try:
-            return msgspec.json.decode(read_file(path), type=cls)
-        except (OSError, RecursionError, msgspec.MsgspecError) as error:
-            raise DataError(f"{path} is not a run ({error}); make it with 'ls-edge run --json > {path}'") from None
+            return read_json(path, cls)
+        except InvalidDocument as error:
+            raise DataError(f"{path} is not a run{error}; make it with 'ls-edge run --json > {path}'") from None
 
 
 @dataclass(frozen=True)
