@@ -142,11 +142,15 @@ def no_leaks(request):
 
 def _read_operators_once():
     """Cache torch.onnx's list of 500 operators, whose sources it reads again in each export: a third of its time."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("onnxscript._framework_apis."):
-            found = getattr(module, "get_torchlib_ops", None)
-            if found is not None and not hasattr(found, "cache_clear"):
-                module.get_torchlib_ops = functools.cache(found)
+    if "onnxscript" in sys.modules and not _seen:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("onnxscript._framework_apis.") and hasattr(module, "get_torchlib_ops"):
+                module.get_torchlib_ops = functools.cache(module.get_torchlib_ops)
+                _seen.append(name)
+
+
+_seen = []
+"""Modules whose list of operators is cached."""
 
 
 def _left(threads, descriptors):
