@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import re
 import time
@@ -69,17 +68,13 @@ class Api:
             web.get("/v2", self._v2_server),
             web.get("/v2/health/live", self._live),
             web.get("/v2/health/ready", self._ready),
-            web.post("/v2/repository/index", self._v2_index),
-            web.get("/v2/models/stats", self._v2_statistics),
         ]
         # Names of models on the Hub have slashes.
         for path in ("/v2/models/{model:.+}/versions/{version:.+}", "/v2/models/{model:.+}"):
             routes += [
                 web.get(f"{path}/ready", self._v2_ready),
-                web.get(f"{path}/config", functools.partial(self._v2_document, v2.configuration)),
-                web.get(f"{path}/stats", self._v2_statistics),
                 web.post(f"{path}/infer", self._page.counting(self._v2_infer)),
-                web.get(path, functools.partial(self._v2_document, v2.metadata)),
+                web.get(path, self._v2_metadata),
             ]
         return routes
 
@@ -144,20 +139,8 @@ class Api:
     async def _v2_server(self, _request: web.Request) -> web.Response:
         return json_response({"name": "ls-edge", "version": __version__, "extensions": list(v2.EXTENSIONS)})
 
-    async def _v2_index(self, _request: web.Request) -> web.Response:
-        bundle, state, reason = self._service.source.bundle, "READY", ""
-        if not self._service.is_ready:
-            missing = shown_parts(self._service.source.snapshot.missing_blocks)
-            state, reason = "UNAVAILABLE", f"blocks without a holder: {', '.join(map(str, missing))}"
-        index = [{"name": bundle.manifest.model, "version": v2.version_of(bundle), "state": state, "reason": reason}]
-        return json_response(index)
-
-    async def _v2_document(self, document: Callable[[Bundle], object], request: web.Request) -> web.Response:
-        return json_response(document(self._v2_bundle(**request.match_info)))
-
-    async def _v2_statistics(self, request: web.Request) -> web.Response:
-        bundle = self._v2_bundle(**request.match_info) if request.match_info else self._service.source.bundle
-        return json_response({"model_stats": [v2.statistics(bundle, self._service.statistics)]})
+    async def _v2_metadata(self, request: web.Request) -> web.Response:
+        return json_response(v2.metadata(self._v2_bundle(**request.match_info)))
 
     async def _v2_ready(self, request: web.Request) -> web.Response:
         self._v2_bundle(**request.match_info)

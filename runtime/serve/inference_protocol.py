@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,12 +23,9 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, printable
 from ls_edge.runtime.source.results import Answer
 
-if TYPE_CHECKING:
-    from ls_edge.runtime.serve.service import Statistics
-
 T = TypeVar("T")
 
-EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics")
+EXTENSIONS = ("binary_tensor_data", "classification")
 ONLY_VERSION = "1"
 """Version that clients request by default."""
 MAX_BATCH = 256
@@ -41,7 +38,6 @@ _WORDS = {
     "object": "an object",
 }  # fmt: skip
 """JSON names of the types that msgspec mentions in errors."""
-_STAGES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _MOST_OBJECTS, _MOST_SHAPE = 2048, 256
 """Maximum objects in a document, of which 8 inputs and 8 outputs need 34, and maximum length of a shape in bytes:
 checked before a tree is built, whose objects need many times the memory of their text."""
@@ -159,47 +155,9 @@ def metadata(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def configuration(bundle: Bundle) -> dict[str, Any]:
-    """Return the document of ``v2/models/MODEL/config``, in the format of Triton's model configuration extension."""
-    found = metadata(bundle)
-
-    def tensor(one: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {
-            "name": one["name"],
-            "dims": one["shape"][1:] or [1],
-            "data_type": "TYPE_STRING" if one["datatype"] == "BYTES" else f"TYPE_{one['datatype']}",
-            **more,
-        }
-
-    return {
-        "name": found["name"],
-        "platform": found["platform"],
-        "backend": "ls-edge",
-        "max_batch_size": MAX_BATCH,
-        "input": [tensor(one, optional=True) for one in found["inputs"]],
-        "output": [tensor(one) for one in found["outputs"]],
-    }
-
-
 def version_of(bundle: Bundle) -> str:
     """Return the model version of a bundle: the beginning of its id."""
     return bundle.manifest.bundle_id[:16]
-
-
-def statistics(bundle: Bundle, found: Statistics) -> dict[str, Any]:
-    """Return the statistics of a model, in the format of Triton's statistics extension."""
-    stages = {stage: found.stages.get(stage, [0, 0.0]) for stage in _STAGES}
-    return {
-        "name": bundle.manifest.model,
-        "version": version_of(bundle),
-        "last_inference": round(found.last_s * 1e3),
-        "inference_count": found.images,
-        "execution_count": stages["success"][0],
-        "inference_stats": {
-            stage: {"count": count, "ns": round(seconds * 1e9)} for stage, (count, seconds) in stages.items()
-        },
-        "batch_stats": [],
-    }
 
 
 def images_of(

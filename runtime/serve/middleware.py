@@ -19,9 +19,8 @@ from ls_edge.runtime.source.results import LATENCY_BOUNDS_S
 log = logging.getLogger("ls_edge.runtime")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
-_TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})", re.ASCII)
-_IDS = web.RequestKey("ids", dict)
-"""Key under which a request holds the ids of its response's headers."""
+_ID = web.RequestKey("id", str)
+"""Key of a request's id, which its response has in a header."""
 _GONE = 499
 """Status of a client that went away, as in nginx."""
 INFERENCE = ("/predict", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
@@ -55,11 +54,8 @@ class Middleware:
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request."""
         began, status = time.perf_counter(), _GONE
-        given, parent = request.headers.get("X-Request-ID", ""), request.headers.get("traceparent", "")
-        request[_IDS] = {"X-Request-ID": given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)}
-        trace = _TRACE_PARENT.fullmatch(parent)
-        if trace:
-            request[_IDS]["traceparent"] = f"00-{trace[1]}-{secrets.token_hex(8)}-{trace[2]}"
+        given = request.headers.get("X-Request-ID", "")
+        request[_ID] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         try:
             self._access.check(request)
             response = await handler(request)
@@ -77,8 +73,7 @@ class Middleware:
             self._seconds.labels(path).observe(seconds)
             if self._access_log:
                 fields = {
-                    "id": request[_IDS]["X-Request-ID"],
-                    "trace": trace[1] if trace else None,
+                    "id": request[_ID],
                     "client": request.remote,
                     "method": request.method,
                     "path": request.path[:200],
@@ -102,7 +97,7 @@ class Middleware:
         if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th ...: clients cannot fill the log
             log.error(
                 "an HTTP request failed",
-                extra={"count": self._failures, "id": request[_IDS]["X-Request-ID"]},
+                extra={"count": self._failures, "id": request[_ID]},
                 exc_info=error,
             )
         return json_response({"error": "the server failed to answer"}, 500)
@@ -110,4 +105,6 @@ class Middleware:
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every response; a signal of the application."""
-    response.headers.update({**HEADERS, **request.get(_IDS, {})})
+    response.headers.update(HEADERS)
+    if _ID in request:
+        response.headers["X-Request-ID"] = request[_ID]

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,23 +79,6 @@ class Place:
             self._places.give_back(0.0 if is_back else used_s, is_answered=is_answered)
 
 
-@dataclass
-class Statistics:
-    """Counts and times of inference requests, for Triton's statistics extension."""
-
-    images: int = 0
-    last_s: float = 0.0
-    """Time of the latest answer, in seconds since 1970."""
-    stages: dict[str, list[float]] = field(default_factory=dict)
-    """Count and seconds of each stage."""
-
-    def add(self, stage: str, seconds: float) -> None:
-        """Count a request."""
-        found = self.stages.setdefault(stage, [0, 0.0])
-        found[0] += 1
-        found[1] += seconds
-
-
 class Service:
     """Answers images through a source."""
 
@@ -109,7 +91,6 @@ class Service:
         self.decoders = Decoders()
         self._threads.submit(self.decoders.start)
         self.places = Places(source.settings.max_inflight, queue)
-        self.statistics = Statistics()
         self.registry = CollectorRegistry(auto_describe=False)
         add_collectors(self.registry, SourceCollector(source))
         Gauge(
@@ -182,25 +163,21 @@ class Service:
         began = time.monotonic()
         is_answered = False
         try:
-            try:
-                await self.places.take(end)
-            finally:  # also those that get no place
-                self._waited_s = time.monotonic() - began
-                self._waits.observe(self._waited_s)
-            self.statistics.add("queue", self._waited_s)
-            place = Place(self.places)
-            try:
-                yield place
-                is_answered = True
-            finally:
-                give_back = functools.partial(place.give_back, is_answered=is_answered)
-                if place.decoding is None or place.decoding.done():
-                    give_back()
-                else:  # it was abandoned
-                    loop = asyncio.get_running_loop()
-                    place.decoding.add_done_callback(lambda _: _call_soon(loop, give_back))
+            await self.places.take(end)
+        finally:  # also those that get no place
+            self._waited_s = time.monotonic() - began
+            self._waits.observe(self._waited_s)
+        place = Place(self.places)
+        try:
+            yield place
+            is_answered = True
         finally:
-            self.statistics.add("success" if is_answered else "fail", time.monotonic() - began)
+            give_back = functools.partial(place.give_back, is_answered=is_answered)
+            if place.decoding is None or place.decoding.done():
+                give_back()
+            else:  # it was abandoned
+                loop = asyncio.get_running_loop()
+                place.decoding.add_done_callback(lambda _: _call_soon(loop, give_back))
 
     async def answer(self, place: Place, decode: Decode, end: float) -> list[Answer]:
         """Return the answers to the images that ``decode`` returns on a decoder's thread; wait until ``end``.
@@ -208,17 +185,15 @@ class Service:
         Expected errors become :class:`Refusal`. If the task is cancelled because the client has gone away, stop the
         work on the images.
         """
-        began = decoded = time.monotonic()
+        began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         futures: list[Future[Answer]] = []
 
         def submit() -> None:
-            nonlocal decoded
             bundle, images = self.source.bundle, self._decode(place, decode, end, loop)
             if bundle is not self.source.bundle:  # it has changed meanwhile
                 images = self._decode(place, decode, end, loop)
-            decoded = time.monotonic()
             left_s = self._wait_for_holders(end)
             try:
                 for index, image in enumerate(images):
@@ -244,12 +219,7 @@ class Service:
                 await asyncio.wait((ended,), timeout=seconds)
                 if ended.done():
                     submitting.result()
-                    answers = [future.result() for future in futures]
-                    self.statistics.add("compute_input", decoded - began)
-                    self.statistics.add("compute_infer", time.monotonic() - decoded)
-                    self.statistics.images += len(answers)
-                    self.statistics.last_s = time.time()
-                    return answers
+                    return [future.result() for future in futures]
                 if not submitting.done():
                     raise BudgetExceeded(_TOO_LATE)
             raise BudgetExceeded("the budget ended before there was an answer; give it more time")
