@@ -152,7 +152,6 @@ class RequestRecord(msgspec.Struct, frozen=True):
     stem_us: int = 0
     head_us: int = 0
     visits: tuple[Visit, ...] = ()
-    duplicates: int = 0
     why_skipped: str = ""
     """Reason for skipped blocks, with their bands; empty if none were skipped."""
 
@@ -279,6 +278,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Duration of the whole command, including waiting for peers and decoding."""
     audit: AuditSummary | None = None
     rejected: Mapping[str, Rejection] = {}
+    duplicates_dropped: int = 0
+    """Number of answers after the first one to a request."""
 
 
 class RunContext(RunFacts, frozen=True, kw_only=True):
@@ -325,7 +326,6 @@ _LINE = (
     "stem_ms",
     "head_ms",
     "visits",
-    "duplicates",
     "why_skipped",
 )
 

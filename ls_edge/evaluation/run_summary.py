@@ -105,7 +105,6 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
     latency_ms: Quantiles
     skips: Skips
     retries: int
-    duplicates_dropped: int
     hops: Hops
     peers: dict[str, PeerSummary]
     preprocess_ms: Quantiles
@@ -169,7 +168,6 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         if skipped
         else Skips(),
         retries=sum(max(0, record.attempts - 1) for record in records),
-        duplicates_dropped=sum(record.duplicates for record in records),
         hops=_hops(answers),
         peers=_peers(answers, events, context, last - first),
         preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),

@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
@@ -48,25 +48,6 @@ log = logging.getLogger("ls_edge.runtime")
 
 _POLL_S = 0.1
 """Maximum wait for the links, in seconds."""
-
-
-class _FileWatch:
-    """Look of the current loop at the files that its neighbors announce, after each news of theirs."""
-
-    def __init__(self, follower: Follower, *, is_current: bool) -> None:
-        self.is_current = is_current
-        self._follower = follower
-        self._seen_events, self._look_again = 0, False
-
-    def take_over(self) -> None:
-        """Look from the next turn on."""
-        self.is_current = self._look_again = True
-
-    def look(self, neighbor_events: int, hellos: Iterable[Hello]) -> None:
-        """Look at the neighbors if there was news."""
-        if self.is_current and (self._look_again or self._seen_events != neighbor_events):
-            self._seen_events = neighbor_events
-            self._look_again = self._follower.look(hellos)
 
 
 @dataclass(frozen=True)
@@ -119,7 +100,10 @@ class SourceLoop:
         manifest, alias = bundle.manifest, new_alias(name)
         machine = source.machine(alias, bundle, peers)
         check_policy(bundle, find_policy(settings.policy))
-        self._machine, self._files = machine, _FileWatch(follower, is_current=before is None)
+        self._follower = follower
+        self._is_current = False
+        self._seen_events = -1
+        """Number of events of neighbors at the last look at their files; -1 to look again."""
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
         self._recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
@@ -189,10 +173,14 @@ class SourceLoop:
         self._new_peers = peers, keys
         self.node.wake()
 
+    def follow_files(self) -> None:
+        """Look at the files that neighbors announce from the next turn on."""
+        self._is_current = True
+
     def succeed(self, before: SourceLoop) -> None:
         """Replace the loop of the previous model, which only ends its requests."""
-        before._files.is_current = False
-        self._files.take_over()
+        before._is_current = False
+        self.follow_files()
         self.monitor.events.succeed(before.monitor.events)
 
     def hand_over(self, successor: SourceLoop) -> None:
@@ -231,8 +219,7 @@ class SourceLoop:
                 if threads.has_short:
                     yield
                     requests.take_results()
-                hellos = (neighbor.hello for neighbor in self._machine.neighbors)
-                self._files.look(self.node.driver.neighbor_events, hellos)
+                self._look_at_files()
                 self.monitor.update()
             self.node.leave("done")
         except Exception:
@@ -242,6 +229,13 @@ class SourceLoop:
             requests.line.close()  # nothing is submitted after this
             requests.end_all()
             self.monitor.close()
+
+    def _look_at_files(self) -> None:
+        """Compare the files of the neighbors after each news of theirs."""
+        events = self.node.driver.neighbor_events
+        if self._is_current and events != self._seen_events:
+            again = self._follower.look(neighbor.hello for neighbor in self.node.driver.machine.neighbors)
+            self._seen_events = -1 if again else events
 
     def _take_over(self) -> None:
         self.requests.take_over()

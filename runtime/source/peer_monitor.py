@@ -46,7 +46,7 @@ class SourceSnapshot:
     needed: frozenset[int]
     """Blocks of the model; also stem and head if peers run them."""
     held: tuple[tuple[int, ...], ...]
-    """Blocks that warm neighbors serve or, unless every hop goes through the source, reach."""
+    """Blocks that warm neighbors serve or reach."""
     problems: Mapping[str, str]
     """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
@@ -55,10 +55,8 @@ class SourceSnapshot:
     """Ids of these models, by peer."""
     rejected: Mapping[str, Rejection]
     """Invalid answers and returns that were dropped, by sender."""
-    duplicates: Mapping[int, int]
-    """Number of later answers to each of the latest requests that had some."""
     late_answers: int
-    """Number of later answers to all requests."""
+    """Number of later answers to requests."""
     reroutes: int
     """Number of transfers that were sent again to another holder."""
     dropped: Mapping[str, int]
@@ -195,7 +193,6 @@ class PeerMonitor:
             mismatched=MappingProxyType({name: why for name, (_, why) in self._node.mismatched.items()}),
             other_models=MappingProxyType({name: model for name, (model, _) in self._node.mismatched.items()}),
             rejected=self._machine.rules.rejected,
-            duplicates=MappingProxyType(dict(self._machine.rules.ended.duplicates)),
             late_answers=self._machine.rules.ended.late_answers,
             reroutes=self._machine.recovery.count,
             dropped=MappingProxyType(dict(self._node.counts)),

@@ -124,6 +124,7 @@ def _context(
         preprocess_ms=tuple(run.preprocess_ms),
         wall_s=time.monotonic() - run.started,
         rejected=source.snapshot.rejected,
+        duplicates_dropped=max(0, source.snapshot.late_answers - run.late_before),  # another model counts from 0
         audit=_finish_audits(source, run.stop),
     )
 
@@ -179,8 +180,7 @@ class _Submissions:
         self._classes = source.bundle.manifest.classes
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._tick_at = time.monotonic() + TICK_S
-        self._late: dict[int, int] = {}
-        """Number of late answers by request; a snapshot has only those of the latest requests."""
+        self.late_before = source.snapshot.late_answers
 
     def submit_all(self, decoded: Iterable[tuple[int, ImageRef, Any]], concurrency: int, rate: float | None) -> None:
         """Submit the images and wait for their answers, until the run is stopped."""
@@ -238,10 +238,8 @@ class _Submissions:
         return given_up
 
     def sorted_records(self) -> list[RequestRecord]:
-        """Return the records in order of submission, with their numbers of dropped late answers."""
-        self._late.update(self._source.snapshot.duplicates)
-        records = [msgspec.structs.replace(record, duplicates=self._late.get(record.id, 0)) for record in self.records]
-        return sorted(records, key=lambda record: record.id)
+        """Return the records in order of submission."""
+        return sorted(self.records, key=lambda record: record.id)
 
     def events(self) -> list[PeerEvent]:
         """Return the events of peers since the start of the run, and earlier events of peers that became alive."""
@@ -261,7 +259,6 @@ class _Submissions:
             pass
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + TICK_S
-            self._late.update(self._source.snapshot.duplicates)
             if self._on_tick is not None:
                 self._on_tick()
 

@@ -101,6 +101,7 @@ class Source(Closing):
         self._next = self._loop, bundle.num_blocks
         """Loop that was opened last, and the number of blocks of its model."""
         self._models = ModelExchange(self._loop, self._reopen, self._use_model)
+        self._loop.follow_files()
         self._model_follower = ModelFollower(self._models, self._fetch) if self.is_thin else None
         self._closed = threading.Lock()
         """Acquired by the first :meth:`close` and never released."""

@@ -59,7 +59,7 @@ def test_the_keys_of_the_document_match_the_contract():
 def test_statistics_of_a_small_run_are_exact():
     records = [
         record(0),
-        record(1, latency_us=20_000, prediction=2, attempts=3, duplicates=2),
+        record(1, latency_us=20_000, prediction=2, attempts=3),
         record(2, latency_us=30_000, degraded=True, skipped=(1,), waves=plain((0, "a"))),
         failed(3),
     ]
@@ -71,6 +71,7 @@ def test_statistics_of_a_small_run_are_exact():
         peers={"a": PeerContext((0, 1)), "b": PeerContext((1,), PeerState.LOST), "c": PeerContext((0,))},
         preprocess_ms=[1.0, 3.0],
         settings={"max_skips": 1},
+        duplicates_dropped=2,
     )
     summary = summarize(records, [PeerEvent(5000, "b", PeerState.LOST), PeerEvent(0, "a", PeerState.ALIVE)], context)
     assert (summary.requests, summary.answered, summary.failed, summary.degraded) == (4, 3, 1, 1)

@@ -99,7 +99,6 @@ def simulate(
                 stem_us=us(stem),
                 head_us=us(head),
                 visits=tuple(visits),
-                duplicates=int(attempts > 1 and rng.random() < 0.3),
             )
         )
     events = [PeerEvent(0, name, PeerState.ALIVE) for name in holdings]

@@ -190,11 +190,10 @@ class SourceRules:
         turn.send(sender, Accept(run.transfer, 1))
         request = self._by_id.get(run.transfer.request)
         if request is None:
-            number = self.ended.numbers.get(run.transfer.request)
-            if number is None:
+            if run.transfer.request not in self.ended.remembered:
                 self._reject(sender, "tokens of a request that it was never given")
             elif not run.itinerary.remaining:
-                self.ended.count_late(number)
+                self.ended.late_answers += 1
             return
         copy, reported = request.copy, run.itinerary
         odd = _not_asked(request.asked, reported)
@@ -335,7 +334,7 @@ class SourceRules:
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
         self._custody.end(copy, why)
-        self.ended.add(copy, request.number, self._turn.now, soon=soon)
+        self.ended.add(copy, self._turn.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> None:
         """Answer from the furthest tokens at the end of the budget if enough skips are allowed, else fail."""

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import random
 import threading
-import time
 from itertools import islice
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import ImageRef, open_data
 from ls_edge.runtime.source.arrivals import poisson_arrivals
-from ls_edge.runtime.source.run_dataset import TICK_S, run_dataset
+from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.faults.engines import Faults, write
 
@@ -66,26 +65,6 @@ def test_a_run_can_be_stopped_while_it_waits_for_an_image(source):
     run = run_dataset(source, images, on_record=records.append, stop=stop)
     assert waited == [True]
     assert run.records == sorted(records, key=lambda record: record.id)
-
-
-def test_a_run_keeps_counts_of_late_answers_that_the_source_forgets(source):
-    class Forgetful:
-        def __init__(self):
-            self.late = {0: 2}
-
-        def __getattr__(self, name):
-            return getattr(source, name)
-
-        @property
-        def snapshot(self):
-            return dataclasses.replace(source.snapshot, duplicates=self.late)
-
-    forgetful = Forgetful()
-    run = run_dataset(
-        forgetful, open_data("digits", "eval").take(2), on_record=lambda _: time.sleep(TICK_S),
-        on_tick=lambda: setattr(forgetful, "late", {1: 1}),
-    )  # fmt: skip
-    assert [record.duplicates for record in run.records] == [2, 1]
 
 
 def test_damaged_images_are_skipped_alike_with_and_without_the_bundle(serve_peers, tiny_bundle, tmp_path):

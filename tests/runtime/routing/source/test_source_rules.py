@@ -93,7 +93,7 @@ def test_a_later_answer_is_accepted_counted_and_dropped(source):
         )
     assert source.sent(Accept, "a")
     assert not [s for s in source.said if isinstance(s, Complete)]
-    assert source.machine.rules.ended.duplicates == {0: 2}
+    assert source.machine.rules.ended.late_answers == 2
 
 
 def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
@@ -102,7 +102,7 @@ def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     source.gets("a", run_of(TransferId(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
     assert not [s for s in source.said if isinstance(s, Complete)]
     assert source.machine.rules.requests
-    assert not source.machine.rules.ended.duplicates
+    assert not source.machine.rules.ended.late_answers
 
 
 def away(source, wait_us=0):
