@@ -59,7 +59,7 @@ class Auditor:
 
     def __init__(self, share: float, recomputation: Recomputation) -> None:
         """Audit the fraction ``share`` of the answers."""
-        self._recomputation = recomputation
+        self.recomputation = recomputation
         self._random = random.SystemRandom()
         self._change = threading.Condition()
         self.summary = AuditSummary(share, 0, 0, 0, 0)
@@ -84,14 +84,14 @@ class Auditor:
     def close(self) -> None:
         """Stop after the current audit, and drop the waiting ones."""
         if self._worker.close():
-            self._recomputation.close()
+            self.recomputation.close()
         dropped = len(self._worker)
         self._add(dropped=dropped, waiting=-dropped)
 
     def _check(self, audit: Audit) -> None:
         """Recompute an answer, on the auditor's thread."""
         try:
-            difference, matches = self._recomputation.compare(audit.stem_tokens, audit.itinerary, audit.logits)
+            difference, matches = self.recomputation.compare(audit.stem_tokens, audit.itinerary, audit.logits)
         except Exception as error:
             # A failed audit, for example because the bundle was damaged meanwhile, proves nothing about a peer.
             known = isinstance(error, LsEdgeError)
@@ -121,7 +121,7 @@ class Auditor:
 class Recomputation:
     """Blocks and head of a bundle in this process, to check answers of peers; used by one thread."""
 
-    def __init__(self, bundle: Bundle, codecs: Mapping[str, str], bundle_of: Callable[[str], str]) -> None:
+    def __init__(self, bundle: Bundle, codecs: dict[str, str], bundle_of: Callable[[str], str]) -> None:
         """Open no engine yet; ``codecs`` are those of the peers, ``bundle_of`` returns the id of a peer's bundle.
 
         Raise :class:`UsageError` if the bundle lacks block files, which a source does not need otherwise.

@@ -106,7 +106,7 @@ class SourceLoop:
         """Number of events of neighbors at the last look at their files; -1 to look again."""
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
-        self._recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
+        recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
         self.cores = EngineCores.of(peers, peers.source(name))
         with self.cores.on_engine():  # the threads of the engine library stay on these cores
             entry = peers.source(name) or SourceEntry(name)
@@ -127,7 +127,7 @@ class SourceLoop:
             needed = frozenset((*range(bundle.num_blocks), *(ENDS if source.is_thin else ())))
             self.monitor = PeerMonitor(peers, needed, machine, self.node, events)
             self.node.driver.on_note = self.monitor.on_note
-            self.auditor = None if self._recomputation is None else Auditor(settings.audit, self._recomputation)
+            self.auditor = None if recomputation is None else Auditor(settings.audit, recomputation)
             self._threads: LoopThreads[PartResult] = LoopThreads(
                 self._run(), self.node.wake, names=("source", "stem and head"), cores=self.cores
             )
@@ -243,9 +243,8 @@ class SourceLoop:
             self.requests.move_to(self._successor.requests)
         new, self._new_peers = self._new_peers, None
         if new is not None:
-            if self._recomputation is not None:
-                now = {peer.name: peer.codec for peer in new[0].peers}
-                self._recomputation.codecs = {**self._recomputation.codecs, **now}
+            if self.auditor is not None:
+                self.auditor.recomputation.codecs |= {peer.name: peer.codec for peer in new[0].peers}
             self.node.change_peers(*new)
             self.monitor.change_peers(new[0])
             self.node.repeat_greeting()
