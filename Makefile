@@ -8,7 +8,7 @@ SITE   := build/site
 # The pinned versions need Python 3.11; several packages do not have them for 3.10.
 CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
-.PHONY: help setup demo test test-all test-floors check types format bench docs site release-check clean
+.PHONY: help setup demo test quick-tests test-all test-floors check types format bench docs site release-check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,7 +30,10 @@ demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
 # Each file stays in one process, because its tests share clusters; the third works while others wait for a limit.
-test: check ## all checks, and the tests of the tiers unit and processes
+test: $(STAMP) ## all checks, and the tests of the tiers unit and processes
+	$(MAKE) --no-print-directory --jobs 2 check quick-tests
+
+quick-tests: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not release"
 
 test-all: $(STAMP) ## the other tests: documents, examples, packages, benchmarks, long ones

@@ -52,7 +52,9 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(
+    "name", ["no_grad", *(pytest.param(name, marks=pytest.mark.release) for name in list(MODES)[1:])]
+)
 def test_functions_are_not_at_the_mercy_of_their_caller(plain, tmp_path, name):
     torch.manual_seed(3)
     np.random.seed(3)

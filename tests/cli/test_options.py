@@ -43,6 +43,7 @@ def test_flags_win_over_variables(command, tmp_path):
     assert str(missing) in errors
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("environment")
 def test_a_variable_never_contradicts_a_flag(command, tmp_path):
     _, _, errors = command("peer", "--name", "nobody", "--store", tmp_path / "store")

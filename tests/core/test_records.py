@@ -37,6 +37,7 @@ records = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.release
 @given(st.lists(records, max_size=5))
 def test_records_survive_a_trace(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"

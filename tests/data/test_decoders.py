@@ -91,6 +91,7 @@ def test_costly_images_end_soon_and_cost_no_more_than_allowed(decoders, name):
     assert decoders.decode(SPEC, PHOTO).pixels.shape == (3, 16, 16)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("image", [bombs.png(8192, 8192, 8, 2), bombs.flat(5000, "WEBP", quality=1, method=0)])
 def test_large_images_of_legal_size_are_decoded(decoders, image):
     slow = []

@@ -70,6 +70,7 @@ def test_a_bundle_is_verified_in_orders_within_its_bands(run, banded):
         run.bands.check(Arrangement.plain(order))
 
 
+@pytest.mark.release
 def test_other_bands_can_be_given_and_wider_ones_give_a_warning(run, banded, tmp_path):
     assert str(parts_of(run, ExportSettings(bands="0/1/2-3/4")).bands) == "0/1/2-3/4"
     wider = export_run(run, tmp_path / "wider", ExportSettings(bands="0-4"))

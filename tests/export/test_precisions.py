@@ -141,6 +141,7 @@ def test_nodes_whose_values_float16_cannot_hold_stay_in_float32(make_run, tmp_pa
     np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=5e-3 * float(expected.abs().max()))
 
 
+@pytest.mark.release
 def test_scales_of_int8_that_float16_cannot_hold_stay_in_float32(make_run, few_images, tmp_path):
     run = load_run(make_run(tmp_path / "run", change=beyond_half))
     settings = ExportSettings(precision="int8", engine="tensorrt")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnxruntime
+import pytest
 import torch
 
 from ls_edge.export.targets import block_target, prepare_for_export
@@ -23,6 +24,7 @@ def test_a_block_from_the_template_computes_the_same_as_one_traced_alone(loaded,
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.release
 def test_blocks_that_differ_are_traced_one_by_one(loaded):
     view = prepare_for_export(loaded.view)
     view.blocks[1].norm1.eps = 0.1

@@ -72,6 +72,7 @@ def test_the_orientation_of_photos_is_in_the_manifest_if_it_is_on(exported, load
         Bundle.open(copied)
 
 
+@pytest.mark.release
 def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = []

@@ -121,6 +121,7 @@ def test_bands_are_trained_recorded_inherited_and_evaluated(folder, tmp_path, ca
     assert "so there is no mean over them" in capsys.readouterr().err
 
 
+@pytest.mark.release
 def test_eval_of_a_run_and_of_its_bundle_agree(folder, bundle, capsys):
     capsys.readouterr()
     found = {}

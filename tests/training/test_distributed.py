@@ -66,6 +66,7 @@ def test_parts_train_what_one_part_trains_or_are_refused(folder, in_one_part, ro
         assert_same(found, in_one_part(row, shape, data))
 
 
+@pytest.mark.release
 @pytest.mark.processes
 def test_two_processes_train_what_one_trains_or_are_refused(folder, in_one_part):
     (port,) = free_ports(1)

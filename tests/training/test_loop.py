@@ -128,6 +128,7 @@ def start_process(folder, config, *more):
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
+@pytest.mark.release
 def test_resuming_after_a_kill_gives_the_same_run(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(to_yaml(settings(epochs=5)))
@@ -450,6 +451,7 @@ def test_what_a_full_disk_leaves_of_a_start_may_be_repeated(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.release
 def test_tensorboard_has_every_epoch_after_a_kill(tmp_path, monkeypatch):
     """Whether the process is killed before or after an epoch is saved."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

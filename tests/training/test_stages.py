@@ -135,6 +135,7 @@ def test_an_evaluation_knows_training_images_by_content_and_counts_them(folder, 
     assert "108 of the 120 different images" in evaluated(start, tmp_path / "data.tar", limit=300)[1][0]
 
 
+@pytest.mark.release
 def test_a_bundle_and_its_card_repeat_the_warning_without_a_local_path(folder, tmp_path):
     bundle = tmp_path / "bundle"
     assert call("export", folder / "start", "--out", bundle, "--per-block") == 0

@@ -64,6 +64,7 @@ def test_a_killed_decoding_process_ends_training_in_one_line_that_names_resume(d
     assert (tmp_path / "run" / "resume.safetensors").exists()
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
 def test_a_small_shared_memory_is_enough(data, tmp_path):
     """As in a container, which has 64 MB; batches of 48 images of 224 pixels have 7 MB, this place has 1 MB."""

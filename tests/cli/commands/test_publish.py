@@ -61,6 +61,7 @@ def plain_logits(name, **env):
     return np.array(json.loads(done.stdout))
 
 
+@pytest.mark.release
 def test_timm_alone_has_the_logits_of_the_run(run, published):
     result, folder = published
     assert (result.timm, result.why_not) == (True, "")
@@ -135,6 +136,7 @@ def test_foreign_folders_and_broken_evaluations_are_refused(run, tmp_path):
         ls_edge.publish(tmp_path / "other", tmp_path / "new")
 
 
+@pytest.mark.release
 def test_results_of_other_weights_are_not_published(run, tmp_path):
     ls_edge.train("digits", tmp_path / "run", epochs=0, depth=4, bands="0/1-3")
     shutil.copyfile(run / "eval.json", tmp_path / "run" / "eval.json")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import FIRST_COMPLETED, wait
 
+import pytest
 import yaml
 
 from ls_edge.core.bundle import Bundle
@@ -61,6 +62,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.release
 def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(tiny_bundle, write_peers, serve, tmp_path, wait_until):
     """``far`` has no link to the source; its engine is slow, so that it has work when the source dies."""
     blocks = Bundle.open(tiny_bundle).num_blocks

@@ -8,6 +8,7 @@ from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("policy", ["nearest", "fastest"])
 def test_little_is_done_twice_on_slow_links(wide_bundle, tmp_path, images, policy):
     """Tokens of 49 KB take 98 ms; with a burst of them on its way at once, links were lost and most work done twice."""

@@ -199,6 +199,7 @@ def test_models_that_cannot_share_are_refused():
         made(settings={"adapter_rank": 17})
 
 
+@pytest.mark.release
 def test_a_run_has_the_weights_once_and_loads(shared_runs):
     run, start = load_run(shared_runs / "run"), load_run(shared_runs / "start")
     assert run.record.kept == (2, 2, 2, 2)
@@ -224,6 +225,7 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
             assert found.arbitrary.top1_mean == pytest.approx(found.sequential.top1, rel=1e-12)
 
 
+@pytest.mark.release
 def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, tmp_path):
     class Stops(Silent):
         def finished(self, metrics, epochs):

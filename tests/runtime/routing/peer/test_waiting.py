@@ -291,6 +291,7 @@ def test_a_request_canceled_together_with_its_tokens_is_not_computed(peer):
     assert not peer.machine.held
 
 
+@pytest.mark.release
 def test_the_state_of_a_slow_peer_with_a_very_long_queue_can_be_read():
     a = new_peer(range(4), limits=Limits().with_credits(2048))
     a(Warm(5_000_000))
