@@ -61,7 +61,7 @@ check: $(STAMP) ## formatting, lint, spelling, types, links of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
-	$(MAKE) --no-print-directory --jobs 2 types site
+	$(MAKE) --no-print-directory types site
 
 # The newest numpy for Python 3.10 has other types than the pinned one, so types are not checked there.
 types: $(STAMP) ## types alone
