@@ -14,7 +14,7 @@ from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import counted
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ OTHER_DESCRIPTORS = 24
 def open_peers(path: Path, connections: int = 0) -> PeersFile:
     """Read peers.yaml for a process that dials all peers and serves up to ``connections`` HTTP connections."""
     file = load_peers(path)
-    file.check_codecs(CODECS)
+    file.check_codecs(codec_of)
     require_descriptors(file, connections)
     return file
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ import yaml
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ls_edge.core.errors import ConfigError, UsageError
+from ls_edge.core.errors import ConfigError, LsEdgeError, UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import SourceMap, load_yaml, parse_yaml, read_yaml, unknown_name
@@ -298,11 +298,13 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
                 return source
         raise UsageError(f"the secret key belongs to no source of {self.path}; add its public key under 'sources'")
 
-    def check_codecs(self, known: Collection[str]) -> None:
-        """Raise :class:`ConfigError` if a peer names a codec that is not among ``known``."""
+    def check_codecs(self, find: Callable[[str], object]) -> None:
+        """Raise :class:`ConfigError` if a peer names a codec for which ``find`` raises."""
         for peer in self.peers:
-            if peer.codec not in known:
-                raise self.error(peer, "codec", f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}")
+            try:
+                find(peer.codec)
+            except LsEdgeError as error:
+                raise self.error(peer, "codec", str(error)) from None
 
 
 def load_peers(path: str | Path) -> PeersFile:

@@ -1,4 +1,4 @@
-"""Classes from other packages: training methods, policies, and model families.
+"""Classes from other packages: training methods, policies, codecs, and model families.
 
 A package registers a class with an entry point in the group ``ls_edge.{kind}``; the kinds are in :data:`_WORDS`.
 See examples/plugin.
@@ -15,7 +15,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.validation import unknown_name
 
 Kind = TypeVar("Kind")
-_WORDS = {"methods": "method", "policies": "policy", "families": "model family"}
+_WORDS = {"methods": "method", "policies": "policy", "families": "model family", "codecs": "codec"}
 
 
 @functools.cache

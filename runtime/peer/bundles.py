@@ -16,7 +16,7 @@ from ls_edge.core.text import name_blocks
 from ls_edge.engines.opening import OnStep, build_engines
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.setup import PeerSetup
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import load_secret
@@ -133,7 +133,7 @@ class StoredBundle:
         """Return the setup with an offered file; None if the file does not list this peer."""
         setup, name = self._present(), self._present().entry.name
         peers = setup.peers if file is None else self._store.read_file(file)
-        peers.check_codecs(CODECS)
+        peers.check_codecs(codec_of)
         if not any(source.may_push for source in peers.sources):
             raise UsageError(f"no source of {peers.path} may push, so the fleet could not be changed again")
         if all(peer.name != name for peer in peers.peers):

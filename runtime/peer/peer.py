@@ -29,7 +29,7 @@ from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.incarnation import Incarnation
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
@@ -321,7 +321,7 @@ class Peer:
             self._setup = self._stored.adopt(self._setup)
         setup = self._setup.of_model(self._given if self._stored is None else self._stored.next())
         if setup.bundle is not None:
-            setup.peers.check_codecs(CODECS)
+            setup.peers.check_codecs(codec_of)
         if self._stored is not None:
             setup = self._stored.limited(setup)
         return Incarnation(setup, self._executor_of(setup), self._installer)

@@ -27,7 +27,7 @@ from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.device.worker import Worker
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.reference import relative_error
-from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import CODECS, codec_of
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.source.results import itinerary_holders
 
@@ -37,9 +37,9 @@ MAX_WAITING = 16
 """Maximum number of audits that wait for the thread; each keeps the tokens of an image."""
 NICENESS = 19
 """Niceness of the audit thread: answers have priority."""
-_PRECISION_TOLERANCE = {"fp32": REPLAY_TOLERANCE["raw"], "fp16": REPLAY_TOLERANCE["fp16"]}
+_PRECISION_TOLERANCE = {"fp32": CODECS["raw"].replay_tolerance, "fp16": CODECS["fp16"].replay_tolerance}
 """Minimum tolerance by the precision of a bundle, since engines of other devices round differently."""
-_LOOSEST = max(REPLAY_TOLERANCE.values())
+_LOOSEST = max(codec.replay_tolerance for codec in CODECS.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,4 +153,4 @@ class Recomputation:
         if any(name not in codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):
             return _LOOSEST
         least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
-        return max([least, *(REPLAY_TOLERANCE.get(codecs[name], _LOOSEST) for name in holders)])
+        return max([least, *(codec_of(codecs[name]).replay_tolerance for name in holders)])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.clients.applied_file import fetch_file, parsed_file
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.protocol.messages import MAX_FILES, FileVersion, Hello
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.zap import curve_of
@@ -82,7 +82,7 @@ class Follower:
         try:
             files = [self._file(file, holders[file]) for file in agreed]
             newest, *older = files
-            newest.check_codecs(CODECS)
+            newest.check_codecs(codec_of)
             curve_of(newest, self._name, self._keys)
             if given is not self._given:  # it was read again meanwhile
                 return

@@ -32,7 +32,7 @@ from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.manifest import fetch_model
 from ls_edge.runtime.clients.session import source_name
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.follower import Follower
 from ls_edge.runtime.source.image_encoding import ImageEncoder
@@ -80,7 +80,7 @@ class Source(Closing):
         self.settings = settings or Settings()
         default = f"source-{secrets.token_hex(4)}"
         self.name = source_name(peers, keys, default) if name is None else _checked_name(name)
-        peers.check_codecs(CODECS)
+        peers.check_codecs(codec_of)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
         self.is_thin = bundle is None

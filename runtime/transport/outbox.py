@@ -8,6 +8,7 @@ receiver could use sooner, since a ZeroMQ message arrives as a whole.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,9 +38,9 @@ class LinkCounts:
 
     def __init__(self, peers: Iterable[str]) -> None:
         """Count suspicions of ``peers``, the names in ``peers.yaml``; others would need unlimited memory."""
-        self.sent = dict.fromkeys((NO_CODEC, *codecs.PAYLOADS), 0)
+        self.sent = Counter(dict.fromkeys((NO_CODEC, *codecs.CODECS, codecs.IMAGE, codecs.LOGITS), 0))
         """Number of bytes by codec, as in ``received``."""
-        self.received = dict(self.sent)
+        self.received = Counter(self.sent)
         self.suspicions = dict.fromkeys(peers, 0)
         """Number of suspicions by peer, after deadlines without progress."""
 

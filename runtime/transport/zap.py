@@ -11,7 +11,7 @@ import zmq.utils.z85
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.transport.admission import may_be_called
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
@@ -97,6 +97,6 @@ def read_again(peers: PeersFile, keys: KeyPair | None, name: str) -> tuple[Peers
     peers = load_peers(peers.path)
     if keys is not None and keys.path is not None:
         keys = load_secret(keys.path)
-    peers.check_codecs(CODECS)
+    peers.check_codecs(codec_of)
     curve_of(peers, name, keys)
     return peers, keys

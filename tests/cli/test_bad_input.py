@@ -295,8 +295,8 @@ CASES = r"""
 2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000; it has to be a whole number from 1 to
 2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is '.nan'; it has to be a number
 2 | PEER negative.yaml | negative.yaml:2:80: credits is -1; it has to be a whole number from 1 to
-2 | PEER codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
-2 | status --check --peers codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
+2 | PEER codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
+2 | status --check --peers codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
 2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt
 2 | PEER boolname.yaml | boolname.yaml:2:12: name is yes; it has to be 1 to 63 letters, digits, dots,
 2 | PEER oddname.yaml | oddname.yaml:2:12: name is 'a b'; it has to be 1 to 63 letters, digits, dots,

@@ -1,4 +1,4 @@
-"""The package of examples/plugin, installed: its method, model family and policy from training to a run."""
+"""The package of examples/plugin, installed: its method, model family, policy and codec from training to a run."""
 
 import json
 import os
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.fleet.local_cluster import free_ports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
@@ -38,6 +41,18 @@ def test_the_example_trains_exports_and_runs_with_its_own_method_family_and_poli
     assert (found["answered"], found["policy"]) == (20, "last-first")
     orders = [json.loads(line)["order"] for line in (tmp_path / "trace").read_text().splitlines()]
     assert all([block for block, _ in order] == [5, 4, 3, 2, 1, 0] for order in orders)
+    peers = tmp_path / "peers.yaml"
+    entries = [f"- {{name: p{port}, address: 'tcp://127.0.0.1:{port}', blocks: all, codec: top-half}}\n"
+               for port in free_ports(2)]  # fmt: skip
+    peers.write_text("peers:\n" + "".join(entries))
+    for peer in load_peers(peers).peers:
+        ls_edge.start("peer", "--peers", peers, "--name", peer.name, "--bundle", tmp_path / "bundle", env=installed,
+                      stderr=None)  # fmt: skip
+    found = json.loads(
+        run("run", "--peers", peers, "--bundle", tmp_path / "bundle", "--data", "digits", "--limit", 20, "--wait", 60,
+            "--policy", "last-first", "--audit", 1, "--json")
+    )  # fmt: skip
+    assert (found["answered"], found["audit"]["mismatched"]) == (20, 0)
     done = ls_edge.run("run", "--local", 1, "--bundle", tmp_path / "bundle", "--data", "digits", "--policy",
                        "last-frist", env=installed)  # fmt: skip
     assert (done.returncode, "did you mean 'last-first'?" in done.stderr) == (2, True), done.stderr

@@ -26,7 +26,7 @@ from ls_edge.core.records import RequestRecord
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
@@ -178,6 +178,6 @@ def _not_replayed(bundle: Bundle, images: ImageSet, records: list[RequestRecord]
         for replayed in replay(pipeline, records, lambda record: arrays[record.image]):
             record = by_id[replayed.id]
             complete = sorted([*record.arrangement.order, *record.skipped]) == list(range(bundle.num_blocks))
-            is_wrong = replayed.error > REPLAY_TOLERANCE["raw"] or not complete
+            is_wrong = replayed.error > codec_of("raw").replay_tolerance or not complete
             bad += is_wrong or bool(bundle.bands.fault(record.arrangement))
     return bad

@@ -10,12 +10,13 @@ import yaml
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.parts import ENDS
-from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
 from ls_edge.core.validation import load_yaml
 from ls_edge.report.terminal import PlainTable, open_console, print_table
@@ -72,7 +73,7 @@ def command(
         raise UsageError("--peers has the addresses and keys for --out; give --out FILE as well")
     if out is not None and out.is_file() and not overwrite:
         raise UsageError(f"{out} exists; name another file with --out, or replace it with --overwrite")
-    known = None if peers is None else load_peers(peers)  # reports mistakes with line and column
+    known = None if peers is None else open_peers(peers)  # reports mistakes with line and column
     opened = Bundle.open(bundle)
     inputs = PlanningInputs(
         profiles=read_profiles((*profiles, *more)),

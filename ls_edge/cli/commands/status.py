@@ -28,7 +28,7 @@ from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, 
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, as_list, fits, open_console, print_table
 from ls_edge.runtime.clients.status import Observer, PeerStatus, unreached, unreached_text
-from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.codecs import codec_of
 
 _EVERY_S = 1.0
 """Interval between two looks of ``--watch``, in seconds."""
@@ -228,7 +228,7 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
 
 
 def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    file.check_codecs(CODECS)
+    file.check_codecs(codec_of)
     count = _count(peer.blocks.numbered for peer in file.peers) if bundle is None else bundle.num_blocks
     file = file.of_model(count)
     holders = _holders({peer.name: shown_parts(peer.blocks) for peer in file.peers}, file, count)

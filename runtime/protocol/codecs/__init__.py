@@ -1,14 +1,16 @@
 """Payload of RUN: tokens in a named codec, images and logits.
 
-A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``.
+A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``, or a class
+of another package.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ls_edge.core import plugins
 from ls_edge.core.bundle import Manifest
-from ls_edge.core.errors import WireError
+from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.parts import STEM, has_ends
 from ls_edge.runtime.protocol.codecs.fp16 import Fp16
 from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
@@ -20,14 +22,8 @@ from ls_edge.runtime.protocol.messages import Run
 
 CODECS: dict[str, WireCodec] = {codec.name: codec for codec in (Raw(), Fp16(), Int8())}
 
-REPLAY_TOLERANCE = {codec.name: codec.replay_tolerance for codec in CODECS.values()}
-"""Largest difference between the logits of an answer and of its replay, relative to the largest logit (guarantee R2).
-
-The error grows with the number of hops; these are the tested limits."""
-
 IMAGE, LOGITS = "image", "logits"
 """Values in place of a codec: an encoded image before the stem has run, logits after the head has run."""
-PAYLOADS = (*CODECS, IMAGE, LOGITS)
 Payload = Tokens | EncodedImage
 """Tokens ``[1, N, D]``, logits ``[1, C]``, or an image."""
 
@@ -36,9 +32,12 @@ _FP16_EXPONENT = 0x7C00
 
 
 def codec_of(name: str) -> WireCodec:
-    """Return the codec of a name; raise :class:`WireError` for an unknown name."""
+    """Return a codec of this or another package (:mod:`ls_edge.core.plugins`); raise :class:`WireError` for none."""
     if name not in CODECS:
-        raise WireError(f"unknown codec {name!r}; this version supports {', '.join(CODECS)}")
+        try:
+            CODECS[name] = plugins.load("codecs", name, WireCodec, CODECS)()  # type: ignore[type-abstract]
+        except UsageError as error:
+            raise WireError(str(error)) from None
     return CODECS[name]
 
 

@@ -17,7 +17,8 @@ class WireCodec(ABC):
 
     name: ClassVar[str]
     replay_tolerance: ClassVar[float]
-    """Largest difference between the logits of an answer and of its replay, relative to the largest logit."""
+    """Largest difference between the logits of an answer and of its replay, relative to the largest logit
+    (guarantee R2). The error grows with the number of hops; these are the tested limits."""
     value_bytes: ClassVar[int]
 
     def wire_bytes(self, count: int, dim: int) -> int:

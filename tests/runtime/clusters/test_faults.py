@@ -19,7 +19,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.traces import replay
@@ -71,7 +71,7 @@ def assert_replays(bundle, records, codec="raw"):
     arrays = {record.image: preprocess(images[record.image].read(), record.image) for record in records}
     with Pipeline.open(opened, threads=1) as pipeline:
         for replayed in replay(pipeline, records, lambda record: arrays[record.image]):
-            assert replayed.error <= REPLAY_TOLERANCE[codec]
+            assert replayed.error <= codec_of(codec).replay_tolerance
     for record in records:
         assert sorted([*(block for block, _ in record.steps), *record.skipped]) == list(range(opened.num_blocks))
 

@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.source.source import Source
 from tests.faults.namespaces import NamespaceCluster, Net, reason_to_skip
 
@@ -125,7 +125,7 @@ def test_a_slow_network_changes_no_answer_and_int8_sends_fewer_bytes(
                     before = net.sent_bytes("src")
                     answers = [source.submit(image).result(10) for image in pictures]
                     sent[codec] = net.sent_bytes("src") - before
-                assert_replays(tiny_bundle, pictures, answers, REPLAY_TOLERANCE[codec])
+                assert_replays(tiny_bundle, pictures, answers, codec_of(codec).replay_tolerance)
                 median[codec] = statistics.median(answer.latency_ms for answer in answers)
         finally:
             net.rate(None)

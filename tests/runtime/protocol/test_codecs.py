@@ -1,6 +1,7 @@
 """How tokens are written: tolerances that are stated, lengths that are exact, numbers that are extreme."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_unknown_codec_is_refused_everywhere():
         lambda: codecs.encode("zip", drawn((1, 1), 0)),
         lambda: codecs.decode("zip", b"", 1, 1),
     ):
-        with pytest.raises(WireError, match="unknown codec 'zip'; this version supports raw, fp16, int8"):
+        with pytest.raises(WireError, match="unknown codec 'zip'; known here: raw, fp16, int8"):
             attempt()
 
 
@@ -144,14 +145,25 @@ def test_many_hops_do_not_add_up_where_nothing_is_computed(name):
 @pytest.mark.parametrize("name", codecs.CODECS)
 def test_peers_may_name_every_codec(write_peers, name):
     file = load_peers(write_peers({"a": [0]}, codec=name))
-    file.check_codecs(codecs.CODECS)
+    file.check_codecs(codecs.codec_of)
     assert file.peer("a").codec == name
 
 
 def test_a_codec_that_does_not_exist_is_refused_with_its_place(write_peers):
     file = load_peers(write_peers({"a": [0]}, codec="zip"))
-    with pytest.raises(ConfigError, match=r"peers.yaml:\d+:\d+: codec is 'zip'; it has to be one of raw, fp16, int8$"):
-        file.check_codecs(codecs.CODECS)
+    with pytest.raises(ConfigError, match=r"peers.yaml:\d+:\d+: unknown codec 'zip'; known here: raw, fp16, int8$"):
+        file.check_codecs(codecs.codec_of)
+
+
+def test_a_codec_of_another_package_works_where_codecs_are_named(write_peers, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples" / "plugin")
+    monkeypatch.setattr("ls_edge.core.plugins.registered", lambda _: {"top-half": "ls_edge_example.top_half:TopHalf"})
+    monkeypatch.setattr(codecs, "CODECS", dict(codecs.CODECS))
+    file = load_peers(write_peers({"a": [0]}, codec="top-half"))
+    file.check_codecs(codecs.codec_of)
+    tokens = drawn((5, 16), 3)
+    np.testing.assert_allclose(there_and_back("top-half", tokens), tokens, rtol=2**-7)
+    assert codecs.wire_bytes("top-half", 5, 16) == 5 * 16 * 2
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]
