@@ -54,7 +54,7 @@ class TrainingResult(Shown, msgspec.Struct, frozen=True):
     skipped: int
     """Number of images that could not be decoded."""
     account: dict[str, Any]
-    """Description of the data (:meth:`ls_edge.data.datasets.ImageSet.account`)."""
+    """Images, classes, and ignored files, by reason."""
     epochs: int
     best_epoch: int | None
     val_loss: float | None

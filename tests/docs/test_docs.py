@@ -21,7 +21,7 @@ def label(path):
     return str(path.relative_to(ROOT))
 
 
-LONG = {"docs/commands.md", "runtime/protocol/PROTOCOL.md", "examples/deploy/README.md"}
+LONG = {"docs/commands.md", "docs/json.md", "runtime/protocol/PROTOCOL.md", "examples/deploy/README.md"}
 
 
 def fenced(text, *languages):
