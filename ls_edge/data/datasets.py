@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -33,7 +34,8 @@ import numpy as np
 
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import read_file
-from ls_edge.core.text import counted
+from ls_edge.core.text import counted, shorten
+from ls_edge.core.validation import show_value
 from ls_edge.data.camera import LiveFrames, VideoFile, is_video
 from ls_edge.data.frame_source import FrameSource, visible_name
 from ls_edge.data.image_files import (
@@ -174,7 +176,9 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
 
 def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
     pieces = re.split(r"(\d+)", name.lower())
-    return [(not piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in pieces], name
+    return [
+        (not piece.isdecimal(), len(piece.lstrip("0")) if piece.isdecimal() else 0, piece) for piece in pieces
+    ], name
 
 
 def describe(account: Mapping[str, Any]) -> str:
@@ -228,7 +232,7 @@ def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSe
 
 def is_timm_name(source: str) -> bool:
     """Return whether ``source`` is a name for timm's dataset factory, such as ``torch/cifar100``, and not a path."""
-    return source.startswith(_TIMM_PREFIXES) and not Path(source).exists()
+    return source.startswith(_TIMM_PREFIXES) and not os.path.exists(source)
 
 
 def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
@@ -249,8 +253,8 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
             )
         return _of_video(source) if camera is None else _of_camera(camera)
     path = Path(source)
-    if not source or not path.exists():  # an empty path would be the working folder
-        name = visible_name(source) or repr(source)
+    if not os.path.exists(source):  # an empty path would be the working folder
+        name = shorten(visible_name(source), 100) or repr(source)
         raise DataError(f"{name}: no such folder or tar; check the path, or write 'digits' for the embedded images")
     if path.is_dir():
         return _in_listing(read_folder(path), source, part, is_tar=False)
@@ -410,5 +414,5 @@ def _digits(part: Literal["train", "eval"]) -> ImageSet:
 
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
-    text = ", ".join(repr(name) for name in listed[:5])
+    text = ", ".join(show_value(name) for name in listed[:5])
     return text if len(listed) <= 5 else f"{text} and {len(listed) - 5} more"

@@ -2,8 +2,8 @@
 
 Folders and tars are listed by the same code, so a folder and a tar of it contain the same images. Names are UTF-8,
 whatever the locale. Nothing is extracted to disk: a plain tar is read by offset; a compressed tar is unpacked into
-memory, where it must fit. Links within the folder or tar are followed; links that lead out of a tar, devices, and files
-without the extension of an image are ignored.
+memory, where it must fit. Links within the folder or tar are followed; links that lead out of a tar, devices, files
+without the extension of an image, and names and files beyond the limits of this module are ignored.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import itertools
 import lzma
 import os
 import re
 import stat
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ls_edge.core.errors import DataError, printable
+from ls_edge.data.any_image import MAX_BYTES
 from ls_edge.data.splits import split_of
 
 EXTENSIONS = frozenset(
@@ -31,11 +32,13 @@ EXTENSIONS = frozenset(
         ".ppm", ".tif", ".tiff", ".webp",
     )
 )  # fmt: skip
-_COMPRESSIONS: dict[bytes, Callable[[bytes], bytes]] = {
-    b"\x1f\x8b": gzip.decompress,
-    b"BZh": bz2.decompress,
-    b"\xfd7zXZ\x00": lzma.decompress,
+_COMPRESSIONS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
 }
+_MOST_RATIO, _LEAST_BYTES = 32, 1 << 16
+"""Maximum size of an unpacked tar relative to the compressed one; small tars have more padding."""
 _OTHER_ARCHIVES = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z archive",
@@ -51,9 +54,16 @@ _SYSTEM_FOLDERS = frozenset(
 _ENDING = re.compile(r"\.(?=.*[a-z])\w{1,9}")
 _MOST_LINKS = 40
 """Maximum number of links in a chain, as on Linux."""
-BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED = (
+_MOST_FOLDERS, _MOST_LETTERS = 40, 255
+"""Maximum depth of a folder, and maximum length of a name, as on Linux."""
+_MOST_AGAIN = 100_000
+"""Maximum number of files and folders that are listed again because several links lead to their folder."""
+_MOST_HEADER, _MOST_GLOBAL, _MOST_PIECES = 1 << 20, 100, 1024
+"""Maximum bytes of a header in a tar, global settings of a tar, and pieces of a sparse file."""
+_DIGITS = re.compile(rb"[0-9]{64}")
+BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED, DEEP, LARGE = (
     "broken link", "link out of the archive", "not a regular file", "empty", "hidden", "not in a class folder",
-    "no label",
+    "no label", "name too long", f"larger than {MAX_BYTES >> 20} MiB",
 )  # fmt: skip
 """Reasons why a file with the extension of an image is ignored."""
 
@@ -72,6 +82,8 @@ class ImageFile:
         """Return the content; raise :class:`DataError` if it cannot be read."""
         if self.pieces is None and isinstance(self.source, str):
             return read_image(self.source)
+        if self.size > MAX_BYTES:  # a sparse tar in a tar
+            raise DataError(f"a file in a tar is {LARGE}; unpack the tar")
         content = bytearray(self.size)
         for position, offset, length in self.pieces or ((0, 0, self.size),):
             if isinstance(self.source, bytes):
@@ -103,8 +115,8 @@ class Listing:
             self.archives[path[: len(path) - len(name)] + stem] = file
         elif ending not in EXTENSIONS:
             self.ignored[path] = ending or (file if isinstance(file, str) else "no extension")
-        elif isinstance(file, str) or not file.size:
-            self.ignored[path] = file if isinstance(file, str) else EMPTY
+        elif isinstance(file, str) or not 0 < file.size <= MAX_BYTES:
+            self.ignored[path] = file if isinstance(file, str) else LARGE if file.size else EMPTY
         else:
             self.images[path] = file
 
@@ -127,7 +139,7 @@ class Listing:
 def read_folder(top: Path) -> Listing:
     """List the content of a folder; raise :class:`DataError` if a folder cannot be read."""
     found = top.stat()
-    return _walk(_DiskFolder(str(top), (found.st_dev, found.st_ino)))
+    return _walk(_DiskFolder(str(top), (found.st_dev, found.st_ino)), str(top))
 
 
 def read_tar(path: Path) -> Listing:
@@ -135,8 +147,8 @@ def read_tar(path: Path) -> Listing:
     try:
         if kind := _OTHER_ARCHIVES.get(read_image(path, 0, 4)):
             raise DataError(f"{path} is a {kind}, which cannot be read in place; extract it and give the folder")
-        return _walk(_read_archive(ImageFile(str(path), path.stat().st_size)))
-    except _DAMAGED as error:
+        return _walk(_read_archive(ImageFile(str(path), path.stat().st_size)), str(path))
+    except tarfile.TarError as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check it or copy it again") from None
@@ -173,8 +185,8 @@ def expand(listing: Listing, place: str, levels: int = 2) -> Listing:
     found = Listing(ignored=dict(listing.ignored), folders=listing.folders | set(listing.archives))
     for path, file in sorted(listing.archives.items()):
         try:
-            inner = _walk(_read_archive(file))
-        except _DAMAGED as error:
+            inner = _walk(_read_archive(file), f"{place}{path}")
+        except tarfile.TarError as error:
             raise DataError(
                 f"{place}{path} is neither a folder nor a whole tar ({error}); check it or copy it again"
             ) from None
@@ -205,7 +217,8 @@ def is_image(path: Path) -> bool:
     """Return whether a file is an image according to its content; a tar begins with a name, such as ``BMW``."""
     try:
         with path.open("rb") as stream:
-            return stream.read(4).startswith(_IMAGE_STARTS) and not tarfile.is_tarfile(path)
+            head = stream.read(tarfile.BLOCKSIZE)
+            return head.startswith(_IMAGE_STARTS) and head[257:262] != b"ustar"
     except OSError:
         return False
 
@@ -215,7 +228,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
-def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
+def read_image(path: str | Path, offset: int = 0, size: int = MAX_BYTES) -> bytes:
     """Return a file or a part of it; raise :class:`DataError` if it cannot be read."""
     try:
         with open(path, "rb") as stream:
@@ -223,9 +236,6 @@ def read_image(path: str | Path, offset: int = 0, size: int = -1) -> bytes:
             return stream.read(size)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; was it moved or removed?") from None
-
-
-_DAMAGED = (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
@@ -241,7 +251,7 @@ class _DiskFolder:
                 for entry in entries:
                     yield os.fsencode(entry.name).decode("utf-8", "surrogateescape"), _on_disk(entry)
         except OSError as error:
-            raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
+            raise DataError(f"cannot read {self.path}: {error.strerror}; check its permissions") from None
 
 
 def _on_disk(entry: os.DirEntry[str]) -> _DiskFolder | ImageFile | str:
@@ -278,8 +288,6 @@ class _TarFolder:
         here = self
         for part in parts:
             inner = here.entries.get(part)
-            if isinstance(inner, _Link):
-                inner = here._follow(inner, _MOST_LINKS)
             if not isinstance(inner, _TarFolder):
                 inner = here.entries[part] = _TarFolder(here)
             here = inner
@@ -287,27 +295,48 @@ class _TarFolder:
 
     def children(self) -> Iterator[tuple[str, _TarFolder | ImageFile | str]]:
         """Yield the name of each entry and its folder or file, following links, or the reason why it is neither."""
-        for name, node in self.entries.items():
-            yield name, self._follow(node, _MOST_LINKS) if isinstance(node, _Link) else node
+        for name in self.entries:
+            yield name, self._entry(name, _MOST_LINKS)
 
-    def _follow(self, link: _Link, left: int) -> _TarFolder | ImageFile | str:
-        here: _TarFolder | ImageFile = self
+    def _entry(self, name: str, left: int) -> _TarFolder | ImageFile | str:
+        """Return an entry; replace a link by the end of its chain, of at most ``left`` links."""
+        link = self.entries.get(name, BROKEN)
+        if not isinstance(link, _Link):
+            return link
+        self.entries[name] = BROKEN  # while it is followed
+        here: _TarFolder | ImageFile | str = self if left else BROKEN
         while link.is_hard and isinstance(here, _TarFolder) and here.parent is not None:
             here = here.parent
         for part in link.parts:
-            if not isinstance(here, _TarFolder):
-                return BROKEN
-            inner = here.entries.get(part, BROKEN) if part != ".." else here.parent or OUTSIDE
-            if isinstance(inner, _Link):
-                inner = here._follow(inner, left - 1) if left else BROKEN
-            if isinstance(inner, str):
-                return inner
-            here = inner
+            if isinstance(here, _TarFolder):
+                here = here._entry(part, left - 1) if part != ".." else here.parent or OUTSIDE
+            elif isinstance(here, ImageFile):
+                here = BROKEN
+        self.entries[name] = here
         return here
 
 
+class _Headers:
+    """Stream of headers for :mod:`tarfile`, with limits."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.tell = stream.tell
+
+    def seek(self, position: int) -> None:
+        if position < self.tell():
+            raise tarfile.ReadError(f"a size below 0 before byte {self.tell()}")
+        self._stream.seek(position)
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size) if 0 <= size <= _MOST_HEADER else b""
+        if len(content) < size > tarfile.BLOCKSIZE or _DIGITS.search(content):  # tarfile compares digits repeatedly
+            raise tarfile.ReadError(f"a header of {size} bytes that cannot be used")
+        return content
+
+
 def _read_archive(file: ImageFile) -> _TarFolder:
-    """Return the top folder of a tar, which may be inside another tar; raise one of :data:`_DAMAGED`."""
+    """Return the top folder of a tar, which may be inside another tar; raise TarError."""
     source, start, end = file.source, 0, file.size
     if file.pieces is not None and len(file.pieces) > 1:
         source = file()
@@ -317,19 +346,34 @@ def _read_archive(file: ImageFile) -> _TarFolder:
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
         stream.seek(start)
         magic = stream.read(6)
-        decompress = next((call for first, call in _COMPRESSIONS.items() if magic.startswith(first)), None)
-        if decompress is None:
-            stream.seek(start)
-            return _read_members(stream, end, source)
-    content = decompress(file())
-    return _read_members(io.BytesIO(content), len(content), content)
+        unpack = next((call for first, call in _COMPRESSIONS.items() if magic.startswith(first)), None)
+        stream.seek(start)
+        try:
+            if unpack is None:
+                return _read_members(stream, end, source)
+            raw = stream.read(end - start)
+            most = _LEAST_BYTES + _MOST_RATIO * len(raw)
+            with unpack(io.BytesIO(raw)) as unpacked:
+                content = unpacked.read(most + 1)
+            if len(content) > most:
+                raise tarfile.ReadError(f"unpacked, it has more than {_MOST_RATIO} times its size")
+            return _read_members(io.BytesIO(content), len(content), content)
+        except Exception as error:  # damaged headers raise errors of all kinds
+            if isinstance(error, tarfile.TarError) or (isinstance(error, OSError) and error.errno):
+                raise
+            raise tarfile.ReadError(str(error) or type(error).__name__) from None
 
 
 def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolder:
     """Return the top folder of the plain tar from the stream's position to ``end``; raise TarError if it is cut off."""
     top = _TarFolder()
-    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8") as archive:
+    headers: Any = _Headers(stream)
+    reader: Any = tarfile.TarFile(fileobj=headers, encoding="utf-8")
+    with reader as archive:
         for member in archive:
+            archive.members.clear()  # they would fill the memory
+            if len(archive.pax_headers) > _MOST_GLOBAL:  # tarfile copies them for each member
+                raise tarfile.ReadError(f"more than {_MOST_GLOBAL} global settings")
             if member.offset >= end:  # an inner tar without an end marker
                 return top
             *above, name = _parts(member.name) or ("",)
@@ -337,6 +381,8 @@ def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolde
                 continue
             if ".." in above:
                 top.entries[member.name.replace("/", "\\")] = OUTSIDE
+            elif len(above) > _MOST_FOLDERS or max(map(len, (*above, name))) > _MOST_LETTERS:
+                top.entries[f"{len(top.entries)}{_ending(name)}"] = DEEP
             elif member.isdir():
                 top.folder((*above, name))
             else:
@@ -349,18 +395,20 @@ def _read_members(stream: IO[bytes], end: int, source: str | bytes) -> _TarFolde
 
 
 def _member(member: tarfile.TarInfo, source: str | bytes) -> ImageFile | _Link | str:
-    if member.islnk():
-        return _Link(_parts(member.linkname), is_hard=True)
-    if member.issym():
-        return OUTSIDE if member.linkname.startswith("/") else _Link(_parts(member.linkname), is_hard=False)
-    if not member.isreg():
-        return IRREGULAR
-    pieces, offset = [], member.offset_data
+    if member.islnk() or member.issym():
+        parts = _parts(member.linkname[: _MOST_FOLDERS * _MOST_LETTERS])
+        is_outside = member.issym() and member.linkname.startswith("/")
+        return OUTSIDE if is_outside else _Link(parts, is_hard=member.islnk())
     holes: Any = member.sparse  # declared as a number by mistake
-    for position, length in holes or [(0, member.size)]:
-        pieces.append((position, offset, length))
-        offset += length
-    return ImageFile(source, member.size, tuple(pieces))
+    found = holes or [(0, member.size)]
+    ends = itertools.accumulate((length for _, length in found), initial=member.offset_data)
+    are_inside = all(0 <= position <= position + length <= member.size for position, length in found)
+    is_large = bool(holes) and member.size > MAX_BYTES >> 2  # its zeros come from nowhere
+    if not member.isreg() or len(found) > _MOST_PIECES or is_large or not are_inside:
+        return IRREGULAR
+    return ImageFile(
+        source, member.size, tuple((position, at, length) for (position, length), at in zip(found, ends, strict=False))
+    )
 
 
 def _ending(name: str) -> str:
@@ -374,16 +422,23 @@ def _parts(name: str) -> tuple[str, ...]:
     return tuple(part for part in name.split("/") if part not in ("", "."))
 
 
-def _walk(top: _DiskFolder | _TarFolder) -> Listing:
-    found = Listing()
+def _walk(top: _DiskFolder | _TarFolder, where: str) -> Listing:
+    found, again, seen = Listing(), 0, set()
     waiting: list[tuple[str, _DiskFolder | _TarFolder, frozenset[Any], str]] = [("", top, frozenset(), "")]
     while waiting:
         prefix, folder, above, hidden = waiting.pop()
+        is_again = folder.identity in seen
+        seen.add(folder.identity)
         above |= {folder.identity}
         for name, node in folder.children():
             path = prefix + name
+            again += is_again
+            if again > _MOST_AGAIN:
+                raise DataError(f"{where}: links lead to more than {_MOST_AGAIN} files and folders again; remove them")
             if isinstance(node, (ImageFile, str)):
                 found.add(path, name, node, hidden)
+            elif len(above) > _MOST_FOLDERS:
+                found.ignored[path] = DEEP
             elif node.identity not in above:  # not a link to a folder above
                 inner = hidden or (f"in {printable(name)}" if is_hidden(name) else "")
                 if not inner:

@@ -1,6 +1,9 @@
 """Image files in folders and tars: links, members that lead out, damaged tars."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import pickle  # noqa: TID251 - torch's loader does this to readers; nothing is read from outside
 import shutil
@@ -149,3 +152,89 @@ def test_a_stray_image_next_to_the_wrapper_is_counted(tmp_path):
     path = write_tar(tmp_path / "d.tar", {"d/cat/1.png": b"x", "d/dog/2.png": b"x", "cover.png": b"x"})
     found = open_data(str(path), "train")
     assert (found.classes, found.ignored) == (("cat", "dog"), {"not in a class folder": 1})
+
+
+def members(path, entries, pack=bytes):
+    """Write a tar of two images and these members: name, type, link and fields of the header."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, kind, link, headers in [("cat/1.png", tarfile.REGTYPE, "", {}), *entries]:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.pax_headers = kind, link, headers
+            member.size = 0 if link else 1
+            archive.addfile(member, io.BytesIO(b"x"))
+    path.write_bytes(pack(stream.getvalue()))
+    return path
+
+
+def sparse(size, pieces):
+    return {
+        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "cat/2.png", "GNU.sparse.size": f"{size}",
+        "GNU.sparse.map": pieces,
+    }  # fmt: skip
+
+
+LINK, FILE = tarfile.SYMTYPE, tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(
+    ("entries", "count", "ignored"),
+    [
+        ([(f"l{i}", LINK, f"l{i - 1}/../l{i - 1}" if i else "cat", {}) for i in range(41)], 42, {}),
+        ([(f"cat/{i}.png", LINK, f"{i + 1}.png", {}) for i in range(2, 2000)], 1, {"broken link": 1998}),
+        ([("cat/2.png", LINK, "x/../" * 100_000 + "1.png", {})], 1, {"broken link": 1}),
+        ([("a/" * 5000 + "2.png", FILE, "", {})], 1, {"name too long": 1}),
+        ([("x" * 5000 + "/2.png", FILE, "", {})], 1, {"name too long": 1}),
+        ([("cat/x", FILE, "", sparse(1 << 40, f"0,1,{(1 << 40) - 1},0"))], 1, {"not a regular file": 1}),
+        ([("cat/x", FILE, "", sparse(1 << 20, f"-5,{1 << 40},7,-1"))], 1, {"not a regular file": 1}),
+        ([("cat/x", FILE, "", sparse(1 << 20, ",".join(f"{i},0" for i in range(2000))))], 1, {"not a regular file": 1}),
+        ([("9" * 60 + "/2.png", FILE, "", {})], 2, {}),
+    ],
+)
+def test_odd_members_of_a_tar_are_ignored(tmp_path, entries, count, ignored):
+    found = open_data(str(members(tmp_path / "d.tar", entries)), "eval")
+    assert (len(found), found.ignored) == (count, ignored)
+    assert all(len(image.read()) == 1 for image in found.images)
+
+
+CROSSED = [(f"d{i}/{name}", LINK, f"../d{i + 1}", {}) for i in range(40) for name in "ab"] + [
+    ("d40/x.png", FILE, "", {})
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "pack", "what"),
+    [
+        (CROSSED, bytes, "links lead to more than 100000 files and folders again; remove them"),
+        ([("9" * 5000 + "/2.png", FILE, "", {})], bytes, "a header of 5120 bytes that cannot be used"),
+        ([("x" * (1 << 20) + ".png", FILE, "", {})], bytes, "a header of .* bytes that cannot be used"),
+        ([("cat/2.png", FILE, "", {"size": "-1"})], bytes, "broken or cut off at byte"),
+        ([("cat/2.png", FILE, "", {"size": "-1024"})], bytes, "a size below 0 before byte"),
+        ([("cat/2.png", FILE, "", {"size": f"{1 << 60}"})], bytes, "is neither a folder nor a whole tar|cannot read"),
+        ([("cat/2.png", FILE, "", {"size": "9" * 60})], bytes, "is neither a folder nor a whole tar"),
+        ([], lambda raw: gzip.compress(raw + bytes(1 << 20)), "unpacked, it has more than 32 times its size"),
+        ([], lambda raw: bz2.compress(raw + bytes(1 << 20)), "unpacked, it has more than 32 times its size"),
+        ([], lambda raw: lzma.compress(raw + bytes(1 << 20)), "unpacked, it has more than 32 times its size"),
+    ],
+)
+def test_tars_that_would_have_no_end_are_refused(tmp_path, entries, pack, what):
+    with pytest.raises(DataError, match=what) as caught:
+        open_data(str(members(tmp_path / "d.tar", entries, pack)), "eval")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_folders_with_holes_depth_and_crossed_links_end(tmp_path):
+    top = write_folder(tmp_path / "d")
+    with (top / "cat" / "hole.png").open("wb") as stream:
+        stream.truncate(1 << 40)
+    deep = top.joinpath("cat", *["a"] * 60)
+    deep.mkdir(parents=True)
+    ignored = open_data(str(top), "eval").ignored
+    assert (ignored["larger than 256 MiB"], ignored["name too long"]) == (1, 1)
+    for first in range(8):
+        (top / f"e{first}").mkdir()
+        for second in range(9):
+            (top / f"e{first}" / f"l{second}").symlink_to(f"../e{second}")
+    with pytest.raises(DataError, match="links lead to more than 100000 files and folders again"):
+        open_data(str(top), "eval")
