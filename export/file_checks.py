@@ -13,9 +13,13 @@ from dataclasses import dataclass
 
 from ls_edge.core.bundle import Bundle, part_metadata
 from ls_edge.core.errors import BundleError, EngineError, LsEdgeError
+from ls_edge.core.peers_file import EngineKind
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
+from ls_edge.engines.opening import choose, open_engine
 from ls_edge.engines.providers import CPU
+from ls_edge.engines.reference import check_engine
+from ls_edge.engines.tensorrt.build import LEAST_MAX_BATCH
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,21 @@ def _misplaced(bundle: Bundle, name: str, found: Mapping[str, str]) -> str | Non
                 f"{wanted}; the manifest was changed or the file belongs elsewhere, copy the bundle again"
             )
     return None
+
+
+def compare_engines(bundle: Bundle, kind: EngineKind) -> str:
+    """Compare the engine of each part with the bundle's reference outputs, and return the choice of the engine.
+
+    Raise :class:`EngineError` if an engine does not open or computes wrong values.
+    """
+    choice = choose(bundle, kind)
+    for name, _ in bundle.manifest.part_names():
+        engine = open_engine(bundle, name, kind=choice.kind)
+        try:
+            check_engine(bundle, engine, LEAST_MAX_BATCH)
+        finally:
+            engine.close()
+    return str(choice)
 
 
 def raise_problems(bundle: Bundle, reports: list[FileReport]) -> None:

@@ -1,9 +1,9 @@
 """Float16 for a traced part: weights and matrix products in half precision, all sums in float32.
 
 The files are strongly typed, as TensorRT 11 requires: ``Cast`` nodes in the graph determine the precision, not flags of
-the builder. Matrix products, convolutions, and operators that only move, scale, or bias their results are float16.
-Tokens at both ends, residual sums, LayerNorm, softmax, LayerScale, and rotary tables are float32, because residuals of
-a vision transformer reach thousands, and their squares inside a norm overflow half precision.
+the builder. Matrix products, convolutions, sums of products, and operators that only move, scale, or bias their results
+are float16. Tokens at both ends, residual sums, LayerNorm, softmax, LayerScale, and rotary tables are float32, because
+residuals of a vision transformer reach thousands, and their squares inside a norm overflow half precision.
 
 On a CPU without half-precision arithmetic, ONNX Runtime computes such a part in float32 between the casts. This is
 correct but slower than the float32 file, and it hides values beyond the range of half precision. Therefore,
@@ -115,6 +115,11 @@ class HalfPrecisionRewriter:
         self.linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
         self.constants = {t.name: t for t in model.graph.initializer}
         self.tables = set(tables_of_weights(model))
+        self.slot_biases = {
+            node.output[0]
+            for node in model.graph.node
+            if node.op_type == "Gather" and self.constants.keys() & node.input == {node.input[0]}
+        }
         self.outputs = {value.name for value in model.graph.output}
         self.floats = {v.name for v in model.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, t in self.constants.items() if t.data_type == TensorProto.FLOAT}
@@ -183,9 +188,11 @@ class HalfPrecisionRewriter:
             return False
         if node.op_type in _FOLLOWERS:
             return node.input[0] in self.half
-        others = [self.constants.get(name) for name in node.input if name not in self.half]
+        names = [name for name in node.input if name not in self.half]
+        others = [self.constants.get(name) for name in names]
         if node.op_type == "Add":
-            return len(halves) == 1 and all(t is not None and len(t.dims) <= 1 for t in others)
+            biases = (t is not None and len(t.dims) <= 1 for t in others)
+            return self.slot_biases.issuperset(names) or all(biases)
         if node.op_type in ("Mul", "Div"):
             is_gelu = not self.gates.isdisjoint(node.input)
             return is_gelu or (len(halves) == 1 and all(t is not None and np.prod(t.dims) == 1 for t in others))

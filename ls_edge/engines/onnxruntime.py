@@ -28,14 +28,7 @@ from ls_edge.device.thread_limit import can_start_threads
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
-from ls_edge.engines.providers import (
-    CPU,
-    memory_of,
-    preload,
-    providers_of,
-    switch_off_tf32,
-    why_not,
-)
+from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, switch_off_tf32, why_not
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 KEPT_QUEUED = 32
@@ -60,6 +53,7 @@ def open_session(
     :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
+    provider, asked = provider.partition(":")[0], provider
     _check_provider(ort, model, part, provider)
     if memory_of(provider) == "cuda":
         switch_off_tf32()
@@ -89,14 +83,14 @@ def open_session(
         session = ort.InferenceSession(
             model.path if isinstance(model, OpenPart) else model,
             options,
-            providers=providers or providers_of(provider),
+            providers=providers or providers_of(asked),
             enable_fallback=0,
         )
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
         why = why_not(ort, provider) or f"{', '.join(session.get_providers())} did"
-        raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or use cpu")
+        raise EngineError(f"{part}: {asked} did not load ({why}); see 'ls-edge doctor', or use cpu")
     session.disable_fallback()
     # The session keeps these bytes for the disabled fallback: a second copy of all weights on a small board.
     session._model_bytes = None
@@ -147,7 +141,7 @@ class OnnxEngine:
         self.threads = threads
         self.workspace = workspace
         stream = None if workspace is None else workspace.stream
-        providers = providers_of(provider, options=options, stream=stream)
+        providers = providers_of(provider, options=options, threads=threads, stream=stream)
         self._session: Any = open_session(model, part, provider=provider, threads=threads, providers=providers)
         self.provider = provider
         if workspace is not None:

@@ -21,7 +21,7 @@ from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 log = logging.getLogger("ls_edge.engines")
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CPU, CUDA, OPENVINO = "CPUExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider"
 NOT_USED = ("AzureExecutionProvider", "TensorrtExecutionProvider")
 """Providers that send tensors to a web service, or choose the precision of layers."""
 _SHORT = {"cpu": CPU, "cuda": CUDA}
@@ -46,29 +46,27 @@ def memory_of(provider: str) -> str:
 
 
 def providers_of(
-    provider: str,
-    *,
-    options: EngineOptions = PLAIN,
-    stream: int | None = None,
+    provider: str, *, options: EngineOptions = PLAIN, threads: int | None = None, stream: int | None = None
 ) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
+    """Return the providers of a session with their options: ``provider``, and the CPU for single nodes.
 
-    ``options`` determine the memory limit of the session, which has its own arena; ``stream`` is the CUDA stream that
-    all sessions of a thread share.
+    ``options`` has the memory limit of the session, which has its own arena; ``stream`` is the CUDA stream that all
+    sessions of a thread share. OpenVINO's device follows its name: ``OpenVINOExecutionProvider:GPU``.
     """
-    # By default, the arena grows by doubling, which a board with shared memory cannot afford.
-    cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
-    if stream is not None:
-        cuda["user_compute_stream"] = str(stream)
-    if options.gpu_mem_limit is not None:
-        cuda["gpu_mem_limit"] = str(options.gpu_mem_limit)
-    if provider == CPU:
-        return [(CPU, {})]
-    if provider == CUDA:
-        return [(CUDA, cuda), (CPU, {})]
-    if provider == "OpenVINOExecutionProvider":
-        return [(provider, {"precision": "FP32" if options.precision == "fp32" else "ACCURACY"}), (CPU, {})]
-    return [(provider, {}), (CPU, {})]
+    name, _, device = provider.partition(":")
+    chosen: dict[str, str] = {}
+    if name == CUDA:
+        # By default, the arena grows by doubling, which a board with shared memory cannot afford.
+        chosen = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
+        if stream is not None:
+            chosen["user_compute_stream"] = str(stream)
+        if options.gpu_mem_limit is not None:
+            chosen["gpu_mem_limit"] = str(options.gpu_mem_limit)
+    elif name == OPENVINO:
+        chosen = {"device_type": device or "CPU", "precision": "ACCURACY"}  # the types of the file, on every device
+        if threads is not None:
+            chosen["num_of_threads"] = str(threads)
+    return [(name, chosen), *([] if name == CPU else [(CPU, {})])]
 
 
 def switch_off_tf32() -> None:
@@ -90,12 +88,10 @@ def preload(ort: Any) -> None:
 
 def why_not(ort: Any, provider: str) -> str:
     """Return the loader's error for the library of a provider, or an empty string if it loads."""
-    if provider != CUDA:
-        return ""
     folder = Path(ort.__file__).parent / "capi"
     try:
-        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
-        ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
+        for library in ("shared", "cuda") if provider == CUDA else ():
+            ctypes.CDLL(str(folder / f"libonnxruntime_providers_{library}.so"), ctypes.RTLD_GLOBAL)
     except OSError as error:
         return first_line(error)
     return ""

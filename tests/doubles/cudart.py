@@ -4,9 +4,8 @@
 """
 
 import atexit
-import bisect
 import ctypes
-import enum
+import itertools
 import json
 import os
 import re
@@ -18,37 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-cudaStreamNonBlocking = 1
-_FREED = 0xDD
-_FRESH = 0xCD
-
-
-class cudaError_t(enum.IntEnum):
-    cudaSuccess = 0
-    cudaErrorInvalidValue = 1
-    cudaErrorMemoryAllocation = 2
-    cudaErrorInsufficientDriver = 35
-    cudaErrorInvalidResourceHandle = 400
-    cudaErrorIllegalAddress = 700
-    cudaErrorLaunchFailure = 719
-    cudaErrorStreamCaptureUnsupported = 900
-    cudaErrorUnknown = 999
-
-
-class cudaMemcpyKind(enum.IntEnum):
-    cudaMemcpyHostToHost = 0
-    cudaMemcpyHostToDevice = 1
-    cudaMemcpyDeviceToHost = 2
-    cudaMemcpyDeviceToDevice = 3
-
-
-class cudaStreamCaptureMode(enum.IntEnum):
-    cudaStreamCaptureModeGlobal = 0
-    cudaStreamCaptureModeThreadLocal = 1
-
-
+# Values of ``cudaError_t``.
+INVALID, NO_MEMORY, TOO_OLD, NO_HANDLE, ILLEGAL, CAPTURING = 1, 2, 35, 400, 700, 900
+# Errors after which "any further CUDA work will return the same error" (driver_types.h of CUDA 12.6), and 999.
 STICKY = (700, 702, 710, 714, 715, 716, 717, 718, 719, 810, 911, 999)
-"""Errors after which "any further CUDA work will return the same error" (driver_types.h of CUDA 12.6), and 999."""
+# Name, kind of the target, and kind of the source by ``cudaMemcpyKind``.
+COPIES = {1: ("cudaMemcpyHostToDevice", "device", "pinned"), 2: ("cudaMemcpyDeviceToHost", "pinned", "device")}
+ATTRIBUTES = {75: "major", 76: "minor", 18: "integrated", 16: "multiprocessors"}
+_FREED, _FRESH = 0xDD, 0xCD
 
 
 class Fault(Exception):
@@ -68,29 +44,6 @@ class Allocation:
     freed: bool = False
 
 
-@dataclass(eq=False)
-class _Handle:
-    number: int
-
-    def __int__(self):
-        return self.number
-
-    def getPtr(self):
-        return self.number
-
-
-class cudaStream_t(_Handle):
-    pass
-
-
-class cudaGraph_t(_Handle):
-    pass
-
-
-class cudaGraphExec_t(_Handle):
-    pass
-
-
 @dataclass
 class Stream:
     queue: list = field(default_factory=list)
@@ -101,320 +54,202 @@ class Device:
     """The one GPU, its memory and its streams."""
 
     def __init__(self):
-        self.name, self.major, self.minor = "Double of a GPU", 8, 7
-        self.memory = 1 << 30
+        self.name, self.major, self.minor, self.memory = "Double of a GPU", 8, 7, 1 << 30
         self.driver, self.runtime = 12060, int(os.environ.get("CUDA_DOUBLE_RUNTIME", "12060"))
         self.reset()
 
     def reset(self):
-        self.eager = False
-        self.integrated = 0
-        self.refuse = {}
-        """Errors to return, by function: one for all calls, or a list with one (or None) for each of the next calls."""
-        self.page_cache = 0
-        """Bytes that Linux would give back, which cudaMemGetInfo counts as used on an integrated GPU."""
-        self.multiprocessors = 8
-        self.counts = Counter()
-        self.misuse = []
-        """Errors that real hardware may not notice."""
-        self.allocations = []
-        self._addresses = []
+        self.eager, self.integrated, self.multiprocessors = False, 0, 8
+        self.page_cache = 0  # bytes that Linux would give back, which cudaMemGetInfo counts as used
+        self.refuse, self.misuse = {}, []  # errors to return by function; errors that real hardware may not notice
+        self.counts, self.allocations, self.sticky = Counter(), [], None
         self.streams, self.graphs, self.execs = {}, {}, {}
-        self.sticky = None
-        self._next_device, self._next_handle = 1 << 52, 0x5000
+        self._next_device, self._handles = 1 << 52, itertools.count(0x5000, 0x10)
 
     def left(self):
-        """Allocations that were not freed."""
+        """Allocations and handles that were not freed."""
         alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed]
         handles = (("stream", self.streams), ("graph", self.graphs), ("executable graph", self.execs))
         return alive + [f"{what} {number}" for what, table in handles for number in table]
 
-    def allocate(self, kind, size):
-        used = sum(a.size for a in self.allocations if a.kind == "device" and not a.freed)
-        if size <= 0 or (kind == "device" and used + size > self.memory):
-            raise Fault(cudaError_t.cudaErrorMemoryAllocation, "out of memory")
-        if any(stream.capturing is not None for stream in self.streams.values()):
-            raise Fault(
-                cudaError_t.cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"
-            )
-        if kind == "device":
-            address, memory = self._next_device, np.empty(size, np.uint8)
-            self._next_device += -(-size // 512) * 512 + 4096
-        else:
-            room = np.empty(size + 4096, np.uint8)
-            skip = -room.ctypes.data % 4096
-            memory = room[skip : skip + size]
-            address = memory.ctypes.data
-        memory.fill(_FRESH)
-        return self._add(Allocation(kind, address, size, memory))
+    def available(self):
+        return self.memory - sum(a.size for a in self.allocations if a.kind == "device" and not a.freed)
 
-    def _add(self, made):
-        place = bisect.bisect(self._addresses, made.address)
-        self._addresses.insert(place, made.address)
-        self.allocations.insert(place, made)
-        return made
+    def allocate(self, kind, size):
+        if size <= 0 or (kind == "device" and size > self.available()):
+            raise Fault(NO_MEMORY, "out of memory")
+        if any(stream.capturing is not None for stream in self.streams.values()):
+            raise Fault(CAPTURING, "operation not permitted when stream is capturing")
+        room = np.full(size + 4096, _FRESH, np.uint8)
+        memory, self._next_device = (
+            room[-room.ctypes.data % 4096 :][:size],
+            self._next_device + size // 512 * 512 + 8192,
+        )
+        address = self._next_device if kind == "device" else memory.ctypes.data
+        self.allocations.append(Allocation(kind, address, size, memory))
+        return address
 
     def free(self, kind, address):
-        found = [a for a in self.allocations if a.address == address and a.kind == kind]
-        if not found:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is not allocated {kind} memory")
-        if found[0].freed:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was already freed")
+        found = next((a for a in self.allocations if a.address == address and a.kind == kind), None)
+        if found is None or found.freed:
+            why = f"is not allocated {kind} memory" if found is None else "was already freed"
+            raise Fault(INVALID, f"{address:#x} {why}")
+        self._warn_while_queued(f"{kind} memory was freed")
+        found.freed = True
+        found.bytes.fill(_FREED)
+
+    def _warn_while_queued(self, what):
         if any(stream.queue for stream in self.streams.values()):
-            self.misuse.append(f"{kind} memory was freed while work was queued")
-        found[0].freed = True
-        found[0].bytes.fill(_FREED)
+            self.misuse.append(f"{what} while work was queued")
 
     def span(self, kind, address, size):
         """Return the bytes at an address, which must be in one allocation that is not freed."""
-        place = bisect.bisect(self._addresses, address) - 1
-        found = self.allocations[place] if place >= 0 else None
-        if found is None or address >= found.address + found.size:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is not {kind} memory")
-        if found.kind != kind:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is {found.kind} memory, not {kind}")
-        if found.freed:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} was freed")
+        found = next((a for a in self.allocations if a.address <= address < a.address + a.size), None)
+        if found is None or found.freed or found.kind != kind:
+            what = "nothing" if found is None else "freed" if found.freed else f"{found.kind} memory"
+            detail = "was freed" if what == "freed" else f"is {what}, not {kind} memory"
+            raise Fault(ILLEGAL, f"{address:#x} {detail}")
         start = address - found.address
         if start + size > found.size:
-            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{size} bytes at {address:#x} end beyond the allocation")
+            raise Fault(ILLEGAL, f"{size} bytes at {address:#x} end beyond the allocation")
         return found.bytes[start : start + size]
 
+    def values(self, dtype, shape, address):
+        """Return an array in the memory of the GPU."""
+        dtype = np.dtype(dtype)
+        return self.span("device", address, int(np.prod(shape)) * dtype.itemsize).view(dtype).reshape(shape)
+
+    def copy(self, target, source, size, kind, stream):
+        name, into, out_of = COPIES[kind]
+
+        def work(check=False):
+            to, of = self.span(into, target, size), self.span(out_of, source, size)
+            if not check:
+                to[...] = of
+
+        work(check=True)
+        self.counts[name] += 1
+        self.enqueue(stream, work)
+
     def stream(self, handle):
-        found = self.streams.get(int(handle))
-        if found is None:
-            raise Fault(cudaError_t.cudaErrorInvalidResourceHandle, f"{int(handle)} is no stream, or was destroyed")
-        return found
+        if handle not in self.streams:
+            raise Fault(NO_HANDLE, f"{handle} is no stream, or was destroyed")
+        return self.streams[handle]
 
     def enqueue(self, handle, work):
         """Queue ``work``, or record it."""
         stream = self.stream(handle)
         if stream.capturing is not None:
             stream.capturing.append(work)
-        elif self.eager:
-            self._do(work)
         else:
             stream.queue.append(work)
+            if self.eager:
+                self._work(stream)
 
     def synchronize(self, handle):
         stream = self.stream(handle)
         if stream.capturing is not None:
-            raise Fault(
-                cudaError_t.cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"
-            )
+            raise Fault(CAPTURING, "operation not permitted when stream is capturing")
         self.counts["synchronize"] += 1
-        queue, stream.queue = stream.queue, []
-        for work in queue:
-            self._do(work)
+        self._work(stream)
 
-    def _do(self, work):
+    def _work(self, stream):
+        queue, stream.queue = stream.queue, []
         try:
-            work()
+            for work in queue:
+                work()
         except Fault as fault:
             self.sticky = fault
             raise
 
-    def handle(self, kind):
-        self._next_handle += 0x10
-        return kind(self._next_handle)
+    def handle(self, table, value):
+        number = next(self._handles)
+        table[number] = value
+        return number
+
+    def end_capture(self, handle):
+        stream = self.stream(handle)
+        if stream.capturing is None:
+            raise Fault(INVALID, "the stream does not capture")
+        work, stream.capturing = stream.capturing, None
+        return self.handle(self.graphs, work)
+
+    def launch(self, graph, stream):
+        if graph not in self.execs:
+            raise Fault(NO_HANDLE, "the graph was destroyed")
+        self.counts["graph"] += 1
+        for work in self.execs[graph]:
+            self.enqueue(stream, work)
+
+    def destroy(self, what, table, number):
+        self._warn_while_queued(f"a {what} was destroyed")
+        if number not in table:
+            raise Fault(NO_HANDLE, f"{number} is no {what}, or was destroyed")
+        del table[number]
+
+    def count(self):
+        if self.runtime > self.driver:  # as on a Jetson, where minor versions count too
+            raise Fault(TOO_OLD, "CUDA driver version is insufficient for CUDA runtime version")
+        return 1
 
 
-DEVICE = Device()
+DEVICE = d = Device()
+# Functions that return their results, which C has as parameters.
+FUNCTIONS = {
+    "cudaMalloc": lambda size: d.allocate("device", size),
+    "cudaHostAlloc": lambda size, flags: d.allocate("pinned", size),
+    "cudaFree": lambda address: address and d.free("device", address),
+    "cudaFreeHost": lambda address: d.free("pinned", address),
+    "cudaMemcpyAsync": d.copy,
+    "cudaStreamCreateWithFlags": lambda flags: d.handle(d.streams, Stream()),
+    "cudaStreamDestroy": lambda stream: d.destroy("stream", d.streams, stream),
+    "cudaStreamSynchronize": d.synchronize,
+    "cudaStreamBeginCapture": lambda stream, mode: setattr(d.stream(stream), "capturing", []),
+    "cudaStreamEndCapture": d.end_capture,
+    "cudaGraphInstantiateWithFlags": lambda graph, flags: d.handle(d.execs, d.graphs[graph]),
+    "cudaGraphLaunch": lambda graph, stream: d.launch(graph, stream),
+    "cudaGraphDestroy": lambda graph: d.graphs.pop(graph),
+    "cudaGraphExecDestroy": lambda graph: d.destroy("executable graph", d.execs, graph),
+    "cudaGetDevice": lambda: 0,
+    "cudaGetDeviceCount": d.count,
+    "cudaGetDeviceProperties": lambda device: d.name.encode(),
+    "cudaDeviceGetAttribute": lambda which, device: getattr(d, ATTRIBUTES[which]),
+    "cudaMemGetInfo": lambda: (d.available() - d.page_cache, d.memory),
+    "cudaDriverGetVersion": lambda: d.driver,
+    "cudaRuntimeGetVersion": lambda: d.runtime,
+}
 _THREAD = threading.local()
 
 
 def last_error():
-    """Return the text of the error that this thread has not taken with cudaGetLastError, or an empty string.
+    """Return the error that this thread has not taken with cudaGetLastError, or None.
 
     "Returns the last error that has been produced by any of the runtime calls in the same instance of the CUDA Runtime
     library in the host thread and resets it to cudaSuccess" (cuda_runtime_api.h of CUDA 12.6). Libraries that launch
     kernels ask for it afterwards, so an error that another library left fails their launch.
     """
-    fault = DEVICE.sticky or getattr(_THREAD, "fault", None)
-    return str(fault) if fault is not None else ""
+    return DEVICE.sticky or getattr(_THREAD, "fault", None)
 
 
-def _call(name, body):
+def call(name, *given):
+    """Return the error code and the results of a function."""
     try:
-        refused = DEVICE.refuse.get(name)
-        if isinstance(refused, list):
-            refused = refused.pop(0) if refused else None
-        if refused is not None:
-            fault = Fault(*refused)
-            if fault.code in STICKY:
-                DEVICE.sticky = fault
-            raise fault
+        if name in DEVICE.refuse:
+            raise Fault(*DEVICE.refuse[name])
         if DEVICE.sticky is not None:
             raise DEVICE.sticky
-        value = body()
+        results = FUNCTIONS[name](*given)
     except Fault as fault:
-        _THREAD.fault = fault
-        DEVICE.last = str(fault)
-        return (fault.code, None) if name in _GIVING else (fault.code,)
-    return (cudaError_t.cudaSuccess, value) if name in _GIVING else (cudaError_t.cudaSuccess,)
+        if fault.code in STICKY:
+            DEVICE.sticky = fault
+        _THREAD.fault, DEVICE.last = fault, str(fault)
+        return fault.code, ()
+    return 0, results if isinstance(results, tuple) else (results,)
 
 
-_GIVING = {
-    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamEndCapture",
-    "cudaGraphInstantiateWithFlags", "cudaGetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties",
-    "cudaDeviceGetAttribute", "cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaMemGetInfo",
-}  # fmt: skip
-
-
-def cudaMalloc(size):
-    return _call("cudaMalloc", lambda: DEVICE.allocate("device", size).address)
-
-
-def cudaHostAlloc(size, flags):
-    return _call("cudaHostAlloc", lambda: DEVICE.allocate("pinned", size).address)
-
-
-def cudaFree(devPtr):
-    return _call("cudaFree", lambda: DEVICE.free("device", devPtr) if devPtr else None)
-
-
-def cudaFreeHost(ptr):
-    return _call("cudaFreeHost", lambda: DEVICE.free("pinned", ptr))
-
-
-def cudaMemcpyAsync(dst, src, count, kind, stream):
-    def body():
-        into, out_of = {
-            cudaMemcpyKind.cudaMemcpyHostToDevice: ("device", "pinned"),
-            cudaMemcpyKind.cudaMemcpyDeviceToHost: ("pinned", "device"),
-            cudaMemcpyKind.cudaMemcpyDeviceToDevice: ("device", "device"),
-        }[kind]
-        DEVICE.span(into, dst, count)
-        DEVICE.span(out_of, src, count)
-        DEVICE.counts[cudaMemcpyKind(kind).name] += 1
-
-        def work():
-            DEVICE.span(into, dst, count)[...] = DEVICE.span(out_of, src, count)
-
-        DEVICE.enqueue(stream, work)
-
-    return _call("cudaMemcpyAsync", body)
-
-
-def cudaStreamCreateWithFlags(flags):
-    def body():
-        made = DEVICE.handle(cudaStream_t)
-        DEVICE.streams[int(made)] = Stream()
-        return made
-
-    return _call("cudaStreamCreateWithFlags", body)
-
-
-def cudaStreamDestroy(stream):
-    def body():
-        if DEVICE.stream(stream).queue:
-            DEVICE.misuse.append("a stream was destroyed while work was queued on it")
-        del DEVICE.streams[int(stream)]
-
-    return _call("cudaStreamDestroy", body)
-
-
-def cudaStreamSynchronize(stream):
-    return _call("cudaStreamSynchronize", lambda: DEVICE.synchronize(stream))
-
-
-def cudaStreamBeginCapture(stream, mode):
-    def body():
-        DEVICE.stream(stream).capturing = []
-
-    return _call("cudaStreamBeginCapture", body)
-
-
-def cudaStreamEndCapture(stream):
-    def body():
-        found = DEVICE.stream(stream)
-        if found.capturing is None:
-            raise Fault(cudaError_t.cudaErrorInvalidValue, "the stream does not capture")
-        made, work = DEVICE.handle(cudaGraph_t), found.capturing
-        found.capturing = None
-        DEVICE.graphs[int(made)] = work
-        return made
-
-    return _call("cudaStreamEndCapture", body)
-
-
-def cudaGraphInstantiateWithFlags(graph, flags):
-    def body():
-        made = DEVICE.handle(cudaGraphExec_t)
-        DEVICE.execs[int(made)] = list(DEVICE.graphs[int(graph)])
-        return made
-
-    return _call("cudaGraphInstantiateWithFlags", body)
-
-
-def cudaGraphLaunch(graphExec, stream):
-    def body():
-        recorded = DEVICE.execs.get(int(graphExec))
-        if recorded is None:
-            raise Fault(cudaError_t.cudaErrorInvalidResourceHandle, "the graph was destroyed")
-        DEVICE.counts["graph"] += 1
-        for work in recorded:
-            DEVICE.enqueue(stream, work)
-
-    return _call("cudaGraphLaunch", body)
-
-
-def cudaGraphDestroy(graph):
-    return _call("cudaGraphDestroy", lambda: DEVICE.graphs.pop(int(graph)) and None)
-
-
-def cudaGraphExecDestroy(graphExec):
-    def body():
-        if any(stream.queue for stream in DEVICE.streams.values()):
-            DEVICE.misuse.append("a graph was destroyed while work was queued")
-        DEVICE.execs.pop(int(graphExec))
-
-    return _call("cudaGraphExecDestroy", body)
-
-
-def cudaGetErrorString(error):
-    return getattr(DEVICE, "last", f"error {error}").encode()
-
-
-def cudaGetLastError():
-    fault, _THREAD.fault = DEVICE.sticky or getattr(_THREAD, "fault", None), None
-    return (cudaError_t.cudaSuccess if fault is None else fault.code,)
-
-
-def cudaGetDevice():
-    return _call("cudaGetDevice", lambda: 0)
-
-
-def cudaGetDeviceCount():
-    def body():
-        if DEVICE.runtime > DEVICE.driver:  # as on a Jetson, where minor versions count too
-            text = "CUDA driver version is insufficient for CUDA runtime version"
-            raise Fault(cudaError_t.cudaErrorInsufficientDriver, text)
-        return 1
-
-    return _call("cudaGetDeviceCount", body)
-
-
-def cudaGetDeviceProperties(device):
-    return _call("cudaGetDeviceProperties", lambda: DEVICE.name.encode())
-
-
-def cudaDeviceGetAttribute(attr, device):
-    known = {75: DEVICE.major, 76: DEVICE.minor, 18: DEVICE.integrated, 16: DEVICE.multiprocessors}
-    return _call("cudaDeviceGetAttribute", lambda: known[attr])
-
-
-def cudaMemGetInfo():
-    used = sum(a.size for a in DEVICE.allocations if a.kind == "device" and not a.freed)
-    return _call("cudaMemGetInfo", lambda: (DEVICE.memory - used - DEVICE.page_cache, DEVICE.memory))
-
-
-def cudaDriverGetVersion():
-    return _call("cudaDriverGetVersion", lambda: DEVICE.driver)
-
-
-def cudaRuntimeGetVersion():
-    return _call("cudaRuntimeGetVersion", lambda: DEVICE.runtime)
+def tf32(values):
+    """Round float32 to 10 bits, as TF32 does; other types stay."""
+    return (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) if values.dtype == np.float32 else values
 
 
 def parameters(prototype):
@@ -440,31 +275,30 @@ class Library:
     def __init__(self):
         recorded = json.loads(Path(__file__).with_name("signatures.json").read_text())
         self._prototypes = next(value for key, value in recorded.items() if key.startswith("cuda "))
-        self._words = []
 
     def __getattr__(self, name):
-        if name not in self._prototypes or name not in globals():
+        if name not in self._prototypes:
             raise AttributeError(f"undefined symbol: {name}")
-        takes = parameters(self._prototypes[name][0])
+        takes, words = parameters(self._prototypes[name][0]), []
 
         def run(*given):
             given = [value or 0 for value in given]
             if name == "cudaGetErrorString":
-                self._words.append(ctypes.create_string_buffer(cudaGetErrorString(*given)))
-                return ctypes.addressof(self._words[-1])
-            inputs = [value for value, (*_, is_out) in zip(given, takes, strict=True) if not is_out]
-            code, *values = globals()[name](*inputs)
-            if code == cudaError_t.cudaSuccess:
-                values = values[0] if values and isinstance(values[0], tuple) else values
-                places = [(address, kind) for address, (_, kind, _, is_out) in zip(given, takes, strict=True) if is_out]
-                for value, (address, kind) in zip(values, places, strict=True):
-                    _write(address, kind, value)
-            return int(code)
+                words.append(ctypes.create_string_buffer(getattr(DEVICE, "last", f"error {given[0]}").encode()))
+                return ctypes.addressof(words[-1])
+            if name == "cudaGetLastError":
+                fault, _THREAD.fault = last_error(), None
+                return 0 if fault is None else fault.code
+            given = list(zip(given, takes, strict=True))
+            code, values = call(name, *(value for value, (*_, is_out) in given if not is_out))
+            places = [(address, kind) for address, (_, kind, _, is_out) in given if is_out]
+            for value, (address, kind) in zip(values, places, strict=bool(values and places)):
+                _write(address, kind, value)
+            return code
 
         gives = ctypes.c_void_p if name == "cudaGetErrorString" else ctypes.c_int
-        function = ctypes.CFUNCTYPE(gives, *(made for _, _, made, _ in takes))(run)
-        self.__dict__[name] = function
-        return function
+        self.__dict__[name] = ctypes.CFUNCTYPE(gives, *(made for _, _, made, _ in takes))(run)
+        return self.__dict__[name]
 
 
 def _write(address, kind, value):
@@ -473,7 +307,7 @@ def _write(address, kind, value):
         ctypes.memmove(address, value + b"\0", len(value) + 1)
     else:
         made = ctypes.c_int if kind == "int *" else ctypes.c_size_t
-        made.from_address(address).value = int(value)
+        made.from_address(address).value = value
 
 
 LIBRARY = Library()
@@ -485,5 +319,5 @@ def _at_exit():
     for what in DEVICE.left() + DEVICE.misuse:
         print(f"double of CUDA: left at exit: {what}", file=sys.stderr)
     if "CUDA_DOUBLE_REPORT" in os.environ:
-        with open(os.environ["CUDA_DOUBLE_REPORT"], "w") as stream:
-            json.dump({"left": DEVICE.left(), "misuse": DEVICE.misuse, "counts": DEVICE.counts}, stream)
+        report = {"left": DEVICE.left(), "misuse": DEVICE.misuse, "counts": DEVICE.counts}
+        Path(os.environ["CUDA_DOUBLE_REPORT"]).write_text(json.dumps(report))

@@ -12,14 +12,12 @@ import numpy as np
 import onnxruntime
 
 CUDA = "CUDAExecutionProvider"
+# Options of the CUDA provider of onnxruntime-gpu 1.31, from its documentation.
 OPTIONS = {
-    CUDA: {
-        "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream",
-        "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "user_compute_stream", "enable_cuda_graph",
-        "prefer_nhwc", "use_ep_level_unified_stream", "use_tf32", "fuse_conv_bias",
-    },
+    "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream",
+    "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "user_compute_stream", "enable_cuda_graph",
+    "prefer_nhwc", "use_ep_level_unified_stream", "use_tf32", "fuse_conv_bias",
 }  # fmt: skip
-"""Options of onnxruntime-gpu 1.31, from its documentation."""
 
 
 class OnnxRuntimeWithCuda:
@@ -33,7 +31,7 @@ class OnnxRuntimeWithCuda:
         return getattr(onnxruntime, name)
 
     def get_available_providers(self):
-        return ["TensorrtExecutionProvider", CUDA, "CPUExecutionProvider"]
+        return [CUDA, "CPUExecutionProvider"]
 
     def preload_dlls(self, cuda=True, cudnn=True, msvc=True, directory=None):
         self.preloaded += 1
@@ -42,26 +40,22 @@ class OnnxRuntimeWithCuda:
     def InferenceSession(self, path_or_bytes, options, providers, enable_fallback=1):
         raw = path_or_bytes if isinstance(path_or_bytes, bytes) else Path(path_or_bytes).read_bytes()
         self.opened.append(providers)
-        for name, given in providers:
-            unknown = set(given) - set(OPTIONS.get(name, ()))
-            if unknown:
-                raise RuntimeError(f"Unknown provider option: {', '.join(unknown)}")
+        given = dict(providers).get(CUDA, {})
+        if given.keys() - OPTIONS:
+            raise RuntimeError(f"Unknown provider option: {', '.join(given.keys() - OPTIONS)}")
         named = [name for name, _ in providers if name not in self.broken]
-        session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        return Session(session, named, dict(providers).get(CUDA, {}))
+        return Session(onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"]), named, given)
 
 
 class Session:
     """A session of the CPU provider that takes addresses of the double of CUDA."""
 
     def __init__(self, session, providers, options):
-        self._session, self._providers, self._options = session, providers, options
+        self._session, self._options = session, options
+        self.get_providers = lambda: providers
 
     def __getattr__(self, name):
         return getattr(self._session, name)
-
-    def get_providers(self):
-        return self._providers
 
     def io_binding(self):
         return Binding(self._session)
@@ -69,15 +63,13 @@ class Session:
     def run_with_iobinding(self, iobinding, run_options=None):
         if not iobinding.places:
             return self._session.run_with_iobinding(iobinding.real, run_options)
-        stream = int(self._options.get("user_compute_stream", "0"))
-        places = dict(iobinding.places)
+        stream, places = int(self._options.get("user_compute_stream", "0")), dict(iobinding.places)
 
         def work():
-            inputs = {a.name: _values(*places[a.name]).copy() for a in self._session.get_inputs()}
+            inputs = {a.name: cuda.DEVICE.values(*places[a.name]).copy() for a in self._session.get_inputs()}
             for args, values in zip(self._session.get_outputs(), self._session.run(None, inputs), strict=True):
-                if self._options.get("use_tf32", "1") != "0" and values.dtype == np.float32:
-                    values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-                _values(*places[args.name])[...] = values
+                rounds = self._options.get("use_tf32", "1") != "0"
+                cuda.DEVICE.values(*places[args.name])[...] = cuda.tf32(values) if rounds else values
 
         cuda.DEVICE.counts["execute"] += 1
         cuda.DEVICE.enqueue(stream, work)
@@ -102,8 +94,3 @@ class Binding:
 
     def bind_output(self, name, device_type="cpu", device_id=0, element_type=None, shape=None, buffer_ptr=None):
         self.bind_input(name, device_type, device_id, element_type, shape, buffer_ptr)
-
-
-def _values(dtype, shape, address):
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return cuda.DEVICE.span("device", address, size).view(dtype).reshape(shape)

@@ -100,19 +100,17 @@ def main(wheels: list[str]) -> None:
 
 def _of_headers(folder: Path) -> dict[str, object]:
     """Return the prototype of each function and the number behind each name, from the headers in a wheel."""
-    headers = {name: next(folder.rglob(name)).read_text() for name in ("cuda_runtime_api.h", "driver_types.h")}
-    found: dict[str, object] = {}
-    for name in CUDA:
-        match = re.search(rf"(const char\*|cudaError_t) CUDARTAPI {name}\([^;]*\)(?=;)", headers["cuda_runtime_api.h"])
-        found[name] = [match[0].replace("CUDARTAPI ", "")] if match else []
-    for name in VALUES:
-        match = re.search(rf"\b{name}\s*=?\s*(0x[0-9a-f]+|\d+)", headers["driver_types.h"])
-        found[name] = [str(int(match[1], 0))] if match else []
+    api, types = (next(folder.rglob(name)).read_text() for name in ("cuda_runtime_api.h", "driver_types.h"))
+    calls = {name: re.search(rf"(const char\*|cudaError_t) CUDARTAPI {name}\([^;]*\)(?=;)", api) for name in CUDA}
+    values = {name: re.search(rf"\b{name}\s*=?\s*(0x[0-9a-f]+|\d+)", types) for name in VALUES}
     lost = r"/\*\*((?:(?!\*/).)*terminated[ *\n]+and relaunched(?:(?!\*/).)*)\*/\s*cudaError\w+\s*=\s*(\d+)"
-    found["errors after which the process must be started again"] = [
-        match[2] for match in re.finditer(lost, headers["driver_types.h"], re.DOTALL)
-    ]
-    return found
+    return {
+        **{name: [match[0].replace("CUDARTAPI ", "")] if match else [] for name, match in calls.items()},
+        **{name: [str(int(match[1], 0))] if match else [] for name, match in values.items()},
+        "errors after which the process must be started again": [
+            match[2] for match in re.finditer(lost, types, re.DOTALL)
+        ],
+    }
 
 
 def _empty_libraries(folder: Path) -> str:

@@ -1,7 +1,5 @@
 """``ls-edge bench --out`` of a real bundle, with the sensors of a board and without any."""
 
-import sys
-
 import pytest
 
 from ls_edge.core.errors import UsageError
@@ -75,8 +73,7 @@ def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
 def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkeypatch):
     """The double has a GPU of 1 GiB; an integrated one has the host's memory, which counts once."""
     gpu.integrated = integrated
-    memory = sys.modules["cudart"].cudaMemGetInfo
-    monkeypatch.setattr(hardware, "memory_gib", lambda: tuple(size / 2**30 for size in reversed(memory()[1])))
+    monkeypatch.setattr(hardware, "memory_gib", lambda: (gpu.memory / 2**30, gpu.available() / 2**30))
     monkeypatch.setattr("ls_edge.engines.measuring.resident_bytes", lambda: 0)
     device = MeasuredDevice("orin-0", Sensors(tmp_path))
     found = profile_bundle(bundle, device, duration=0.02, kind="tensorrt")
@@ -87,7 +84,7 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
     with Pipeline.open(bundle, kind="tensorrt") as pipeline:
         workspace, opened = pipeline.executor.workspace, pipeline.executor.workspace.taken_bytes()
         assert opened > 0  # the memory of the kernels
-        address = gpu.allocate("device", 10 * files).address
+        address = gpu.allocate("device", 10 * files)
         assert taken_bytes(0, 0, workspace) == opened + 10 * files
         measured = profile_blocks(
             bundle, pipeline.executor, device, max_batch=1, duration=0.02, call=lambda function: function()

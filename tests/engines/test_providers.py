@@ -9,19 +9,29 @@ import pytest
 
 from ls_edge.engines.opening import open_engine
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.providers import CPU, CUDA, memory_of, providers_of, why_not
+from ls_edge.engines.providers import CPU, CUDA, OPENVINO, memory_of, providers_of, why_not
 from ls_edge.engines.tensorrt.build import EngineOptions
-from tests.engines.reference import tokens
+from tests.engines.reference import close, tokens
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_no_provider_rounds_float32(precision):
-    options = EngineOptions(precision)
-    cuda = dict(providers_of(CUDA, options=options))[CUDA]
-    assert cuda["use_tf32"] == "0"
-    assert cuda["arena_extend_strategy"] == "kSameAsRequested"  # each session's arena, on shared memory
-    openvino = dict(providers_of("OpenVINOExecutionProvider", options=options))["OpenVINOExecutionProvider"]
-    assert openvino == {"precision": "FP32" if precision == "fp32" else "ACCURACY"}
+def test_providers_keep_the_types_of_the_file():
+    limited = EngineOptions(gpu_mem_limit=9)
+    assert dict(providers_of(CUDA, options=limited, stream=7))[CUDA] == {
+        "use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "user_compute_stream": "7", "gpu_mem_limit": "9",
+        "arena_extend_strategy": "kSameAsRequested",
+    }  # fmt: skip
+    for device in ("CPU", "GPU", "NPU", "AUTO:GPU,CPU"):
+        named = f"{OPENVINO}:{device}".removesuffix(":CPU")
+        options = {"device_type": device, "precision": "ACCURACY", "num_of_threads": "2"}
+        assert providers_of(named, threads=2) == [(OPENVINO, options), (CPU, {})]
+
+
+def test_openvino_runs_a_part(bundle):
+    if OPENVINO not in onnxruntime.get_available_providers():
+        pytest.skip("this build of ONNX Runtime has no OpenVINO")
+    engine = open_engine(bundle, "block 0", provider=f"{OPENVINO}:CPU", threads=1)
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        close(engine.run({"tokens": tokens()}), exact.block(0, tokens()))
 
 
 def test_memory_has_the_name_that_onnxruntime_uses():

@@ -143,14 +143,15 @@ class EngineCache:
         """Remove an entry that did not load."""
         self._path(key, "json").unlink(missing_ok=True)
 
-    def was_checked(self, key: EngineKey, engine: bytes) -> bool:
-        """Return whether :meth:`note_checked` was called for this engine."""
-        return self._read(self._path(key, "checked")) == hashlib.sha256(engine).digest()
+    def checked(self, key: EngineKey, engine: bytes, device: TensorRTDevice) -> bytes | None:
+        """Return the kernels that :meth:`note_checked` kept for an engine on a device; None if it was not called."""
+        note, mark = self._read(self._path(key, "checked")) or b"", _mark(engine, device)
+        return note.removeprefix(mark) if note.startswith(mark) else None
 
-    def note_checked(self, key: EngineKey, engine: bytes) -> None:
-        """Remember that an engine computes what its bundle says, if the folder can be written."""
+    def note_checked(self, key: EngineKey, engine: bytes, device: TensorRTDevice, kernels: bytes = b"") -> None:
+        """Remember that an engine computes what its bundle says, and its kernels, if the folder can be written."""
         with contextlib.suppress(EngineError):
-            self._write(self._path(key, "checked"), hashlib.sha256(engine).digest())
+            self._write(self._path(key, "checked"), _mark(engine, device) + kernels)
 
     def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
         """Return the engine, or None and the reason why there is none."""
@@ -224,6 +225,11 @@ class EngineCache:
 def _note(key: EngineKey, engine: bytes) -> bytes:
     """Return the JSON that marks an engine as complete."""
     return msgspec.json.encode(_Entry(key, hashlib.sha256(engine).hexdigest()))
+
+
+def _mark(engine: bytes, device: TensorRTDevice) -> bytes:
+    """Return the digest that marks an engine as checked on a device, which the key of RTX does not have."""
+    return hashlib.sha256(engine + msgspec.json.encode(device)).digest()
 
 
 def _check_owner(found: os.stat_result, path: Path) -> None:

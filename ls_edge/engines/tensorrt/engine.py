@@ -7,12 +7,14 @@ run becomes a CUDA graph when it is queued for the second time; a graph needs on
 CUDA cannot record a graph, runs continue without one (:attr:`TensorRTEngine.no_graphs` has the reason). Larger batches
 are split. Only one thread at a time may use an engine.
 
-Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
+Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``). For TensorRT for
+RTX, names are compared with its bindings, and nothing else was tried.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,7 @@ from ls_edge.engines.tensorrt.build import (
     BuiltPart,
     EngineOptions,
     build_part,
+    is_rtx,
     profile_of,
     tensorrt_logger,
     tensorrt_module,
@@ -42,6 +45,7 @@ log = logging.getLogger("ls_edge.engines")
 
 _UNFIT = ("kEXPECTED_MAGIC_TAG", "blobSize", "bufferSize", "serialization version", "Magic tag")
 """Words of TensorRT about an engine that is damaged, or of another version or device."""
+_LAYER = re.compile(r"^Name: (.*?), LayerType: (\w+)(.*)$", re.MULTILINE)
 
 
 class UnfitEngine(EngineError):
@@ -65,9 +69,15 @@ class TensorRTEngine:
     kind = "tensorrt"
 
     def __init__(
-        self, plan: bytes, part: str, signature: Signature, device: TensorRTDevice, workspace: CudaWorkspace
+        self,
+        plan: bytes,
+        part: str,
+        signature: Signature,
+        device: TensorRTDevice,
+        workspace: CudaWorkspace,
+        kernels: bytes = b"",
     ) -> None:
-        """Load a serialized engine; raise :class:`UnfitEngine` if it must be built again."""
+        """Load a serialized engine and its :attr:`kernels`; raise :class:`UnfitEngine` if it must be built again."""
         self.part = part
         self.signature = signature
         self.provider = str(device)
@@ -81,6 +91,8 @@ class TensorRTEngine:
             kind = UnfitEngine if any(word in why for word in _UNFIT) else EngineError
             raise kind(f"the engine of {part} does not load in {device} ({why}); use --engine onnx")
         self._check_signature()
+        self._strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._rtx_config = self._configured(kernels) if is_rtx(self._trt) else None
         workspace.hold()
         self._contexts: dict[tuple[int, ...], _Context] = {}
         """Contexts, by batch and addresses for runs with a graph, otherwise by profile.
@@ -128,9 +140,14 @@ class TensorRTEngine:
             self._drop(key)
 
     def layers(self) -> str:
-        """Return TensorRT's description of the engine's layers, one per line."""
+        """Return name, type, and data types of the engine's layers, one layer per line."""
         oneline = self._trt.LayerInformationFormat.ONELINE
-        return str(self._engine.create_engine_inspector().get_engine_information(oneline))
+        return described(str(self._engine.create_engine_inspector().get_engine_information(oneline)))
+
+    @property
+    def kernels(self) -> bytes:
+        """Kernels that TensorRT for RTX has compiled for this GPU, for the next start; TensorRT has none."""
+        return b"" if self._rtx_config is None else bytes(self._rtx_config.get_runtime_cache().serialize())
 
     def close(self) -> None:
         """Free GPU memory; a second call does nothing."""
@@ -175,8 +192,7 @@ class TensorRTEngine:
             self.workspace.cuda.attempt("cudaGraphExecDestroy", found.graph)
 
     def _new_context(self, batch: int) -> _Context:
-        user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = self._engine.create_execution_context(user_managed)
+        context = self._engine.create_execution_context(self._rtx_config or self._strategy)
         if context is None:
             raise EngineError(
                 f"{self.part}: no memory for the engine on {self.provider} ({self._why}); serve fewer blocks"
@@ -188,6 +204,19 @@ class TensorRTEngine:
             raise EngineError(f"{self.part}: TensorRT does not take the engine's profile ({self._why})") from error
         context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))
         return _Context(context, self.workspace.generation)
+
+    def _configured(self, kernels: bytes) -> Any:
+        """Return a configuration of TensorRT for RTX, whose contexts compile the kernels that are not known yet."""
+        runtime_config = self._engine.create_runtime_config()
+        runtime_config.set_execution_context_allocation_strategy(self._strategy)
+        # Otherwise, runs use slower kernels until others are compiled, and graphs keep them.
+        eager = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        runtime_config.dynamic_shapes_kernel_specialization_strategy = eager
+        runtime_cache = runtime_config.create_runtime_cache()
+        if kernels:
+            runtime_cache.deserialize(kernels)  # returns False and keeps none for another GPU or driver
+        runtime_config.set_runtime_cache(runtime_cache)
+        return runtime_config
 
     def _set(self, context: Any, batch: int, addresses: Mapping[str, int]) -> None:
         for tensor in self.signature.inputs:
@@ -225,6 +254,15 @@ class TensorRTEngine:
                 raise EngineError(f"{self.part}: the engine's {name} is {dtype} {list(rest)}, by the manifest {tensor}")
 
 
+def described(text: str) -> str:
+    """Return name, type, and data types of each layer in TensorRT's description, or the text in another form."""
+    types = re.compile(r"Datatype: ([^,}\]]+?) *[,}\]]")
+    layers = (
+        f"{name}: {kind}, {'/'.join(dict.fromkeys(types.findall(rest)))}" for name, kind, rest in _LAYER.findall(text)
+    )
+    return "\n".join(layers) or text
+
+
 def open_tensorrt(
     bundle: Bundle,
     part: str,
@@ -240,10 +278,11 @@ def open_tensorrt(
     :class:`EngineError` if TensorRT, CUDA, or a GPU is missing, if the part cannot be built, or if a new engine
     computes wrong values.
     """
-    cache = EngineCache()
+    cache, device = EngineCache(), this_device()
 
     def load(built: BuiltPart) -> TensorRTEngine:
-        return TensorRTEngine(built.plan, part, signature, this_device(), workspace)
+        kernels = cache.checked(built.key, built.plan, device) or b""
+        return TensorRTEngine(built.plan, part, signature, device, workspace, kernels)
 
     built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
     try:
@@ -253,12 +292,12 @@ def open_tensorrt(
         cache.forget(built.key)
         built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
         loaded = load(built)
-    if not cache.was_checked(built.key, built.plan):
+    if cache.checked(built.key, built.plan, device) is None:
         try:
-            check_engine(bundle, loaded)
+            check_engine(bundle, loaded, workspace.max_batch)
         except BaseException:
             loaded.close()
             raise
         loaded.drop_contexts()  # which take memory
-        cache.note_checked(built.key, built.plan)
+        cache.note_checked(built.key, built.plan, device, loaded.kernels)
     return loaded

@@ -1,8 +1,10 @@
 """The doubles of TensorRT, and the code that calls it, against the published bindings."""
 
 import ast
+import functools
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,10 +39,12 @@ _OBJECTS = {
     "trt": "", "_trt": "", "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser",
     "config": "IBuilderConfig", "profile": "IOptimizationProfile", "_runtime": "Runtime", "_engine": "ICudaEngine",
     "engine": "ICudaEngine", "_context": "IExecutionContext", "context": "IExecutionContext",
+    "_rtx_config": "IRuntimeConfig", "runtime_config": "IRuntimeConfig", "runtime_cache": "IRuntimeCache",
 }  # fmt: skip
-
-
-_ONLY_RTX = {"BuilderFlag.REQUIRE_USER_ALLOCATION", "IBuilderConfig.set_flag"}
+_ONLY_RTX = re.compile(
+    r"BuilderFlag.REQUIRE_USER_ALLOCATION|IBuilderConfig.set_flag|I?Runtime(Config|Cache)\b|DynamicShapes|"
+    r"ICudaEngine.create_runtime_config"
+)
 
 
 def _used(module):
@@ -66,6 +70,13 @@ def test_every_name_of_tensorrt_is_in_all_bindings_and_in_the_double(module, dou
     assert len(used) > 5
     versions = [version for version in SIGNATURES if version.startswith("tensorrt")]
     assert {version.split()[1].split(".")[0] for version in versions} == {"10", "11"}
-    for name in used - _ONLY_RTX:
-        for version in versions:
+    for name in used:
+        for version in versions if not _ONLY_RTX.match(name) else ():
             assert SIGNATURES[version].get(name), f"{name} is not in {version}"
+
+
+@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split(".")[-1])
+def test_every_name_is_in_tensorrt_for_rtx(module):
+    rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT for RTX is not installed; use the extra dev")
+    for name in _used(module):
+        functools.reduce(getattr, name.split("."), rtx)

@@ -1,8 +1,6 @@
 """Building of engines, on doubles of CUDA and TensorRT: options, progress, and parts that cannot be built."""
 
 import logging
-import signal
-import threading
 
 import onnx
 import pytest
@@ -61,8 +59,6 @@ def test_the_reason_of_each_failed_build_is_known(bundle, gpu, doubles, monkeypa
 def test_closing_the_first_engine_leaves_the_others_their_runtime(bundle, gpu):
     engines = open_block_engines(bundle, (0, 1), kind="tensorrt")
     engines[0].close()
-    gpu.refuse["cudaStreamBeginCapture"] = None
-    assert engines[1]._engine._runtime._kept.made
     engines[1].run({"tokens": tokens()})
     engines[1].close()
 
@@ -86,26 +82,6 @@ def test_another_number_of_multiprocessors_needs_engines_and_times_of_its_own(bu
         open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
     assert any("the number of multiprocessors was 8, is 4" in text for text in reported)
     assert len(list(default_folder().glob("*.timing"))) == 2
-
-
-@pytest.mark.parametrize("place", ["in the progress", "in TensorRT"])
-def test_ctrl_c_ends_a_build(bundle, gpu, doubles, monkeypatch, place):
-    """TensorRT drops exceptions that its callbacks raise, and 'auto' would then continue on the CPU."""
-
-    def interrupt(*_):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    def on_step(_done, _total, text):
-        if place == "in the progress" and "step 1" in text:
-            interrupt()
-
-    monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
-    if place == "in TensorRT":
-        monkeypatch.setattr(doubles.Builder, "_problem", staticmethod(interrupt))
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        open_engine(bundle, "block 0", on_step=on_step)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_error_of_the_progress_ends_a_build(bundle, gpu, monkeypatch):

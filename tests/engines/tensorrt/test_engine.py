@@ -12,6 +12,7 @@ from ls_edge.engines.engine import signature_of
 from ls_edge.engines.opening import build_engines, open_engine
 from ls_edge.engines.tensorrt.build import EngineOptions
 from ls_edge.engines.tensorrt.engine import open_tensorrt
+from ls_edge.export.file_checks import compare_engines
 from tests.engines.reference import ORDER, close, counted, expected, tokens
 
 
@@ -32,8 +33,7 @@ def test_graphs_are_used_only_for_one_image_and_the_largest_batch(runner, any_gp
 
 @pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiateWithFlags"])
 def test_without_graphs_an_engine_runs_and_logs_the_reason(bundle, gpu, exact, function, caplog):
-    code = sys.modules["cudart"].cudaError_t.cudaErrorStreamCaptureUnsupported
-    gpu.refuse[function] = (code, "not here")
+    gpu.refuse[function] = (sys.modules["cudart"].CAPTURING, "not here")
     with caplog.at_level(logging.WARNING, "ls_edge.engines"):
         engine = open_engine(bundle, "block 0", kind="tensorrt")
         for _ in range(3):
@@ -44,13 +44,10 @@ def test_without_graphs_an_engine_runs_and_logs_the_reason(bundle, gpu, exact, f
     engine.close()
 
 
-def test_a_graph_with_different_results_is_not_used(runner, any_gpu, exact):
-    launch = sys.modules["cudart"].cudaGraphLaunch
-    sys.modules["cudart"].cudaGraphLaunch = lambda *_: (0,)  # reports success and does nothing
-    try:
+def test_a_graph_with_different_results_is_not_used(runner, any_gpu, exact, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(any_gpu, "launch", lambda *_: None)  # reports success and does nothing
         runner.warm_up(1)
-    finally:
-        sys.modules["cudart"].cudaGraphLaunch = launch
     assert "different values" in runner.engines[0].no_graphs
     close(runner.run(ORDER, tokens()), expected(exact, ORDER, tokens()))
 
@@ -133,12 +130,19 @@ def test_an_engine_that_computes_wrong_values_is_not_used(bundle, gpu, doubles, 
     monkeypatch.setattr(doubles, "_session", lambda raw: Wrong(right(raw), least))
     with pytest.raises(EngineError, match=rf"^block 0 computes wrong values on .* in a batch of {least}, at most"):
         open_engine(bundle, "block 0", kind="tensorrt")
-    with pytest.raises(EngineError, match="computes wrong values"):
-        list(build_engines(bundle, ["block 0"], kind="tensorrt"))
+    for compared in (lambda: list(build_engines(bundle, ["stem", "block 0"], kind="tensorrt")),
+                     lambda: compare_engines(bundle, "tensorrt")):  # fmt: skip
+        with pytest.raises(EngineError, match="computes wrong values"):
+            compared()
     engine = open_engine(bundle, "block 0")
     assert engine.provider == "CPUExecutionProvider"
     assert [record.why for record in caplog.records if record.message == "engine does not open"]
     engine.close()
+
+
+def test_right_engines_are_compared_again_by_verify(bundle, gpu):
+    assert compare_engines(bundle, "tensorrt") == "tensorrt TensorRT 10.3.0 on Double of a GPU"
+    assert compare_engines(bundle, "onnx").startswith("onnx CPUExecutionProvider")
 
 
 def test_an_engine_is_checked_once(bundle, gpu):

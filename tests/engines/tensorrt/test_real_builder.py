@@ -5,6 +5,7 @@ TensorRT describes the kernels of an engine in its log. A block has a fused kern
 
 import logging
 import re
+import signal
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from ls_edge.core.parts import part_name
 from ls_edge.engines.tensorrt import build as builder
 from ls_edge.engines.tensorrt.build import EngineOptions, build, build_part, build_target, key_of
 from ls_edge.engines.tensorrt.cache import TensorRTDevice
+from ls_edge.engines.tensorrt.engine import described
 from ls_edge.export.canonical import to_bytes
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import linear_layers, quantize_explicit
@@ -65,11 +67,10 @@ def log(monkeypatch):
 
 def kernels(said):
     """Names and types of the kernels of each profile."""
-    lines = re.findall(r"^Name: ([^,]+), LayerType: .*$", "\n".join(text for _, text in said), re.MULTILINE)
-    whole = re.findall(r"^Name: .* LayerType: .*$", "\n".join(text for _, text in said), re.MULTILINE)
     found = ([], [])
-    for name, line in zip(lines, whole, strict=True):
-        found["_myl1_" in name].append((name, set(re.findall(r"Datatype: (\w+)", line))))
+    for line in described("\n".join(text for _, text in said)).splitlines():
+        name, _, types = re.fullmatch(r"(.*): (\w+), (.*)", line).groups()
+        found["_myl1_" in name].append((name, set(types.split("/"))))
     return found
 
 
@@ -142,14 +143,80 @@ def test_the_error_names_the_node_and_the_cause(log, raw, words):
     assert str(caught.value).count("\n") == 0
 
 
-def test_a_canceled_build_ends_with_the_error_of_its_progress(log, monkeypatch, caplog):
-    def report(_text):
-        raise KeyboardInterrupt
+def test_each_failed_build_has_a_reason_of_its_own(monkeypatch):
+    """TensorRT logs to the first logger of the process as long as one of its objects exists."""
+    monkeypatch.setattr(builder, "tensorrt_module", lambda: rtx)
+    for raw, words in ((b"", "at least one output"), (b"garbage", "Failed to parse"), (b"", "at least one output")):
+        with pytest.raises(EngineError, match=words):
+            build(raw, "block 0", KEY, b"")
 
+
+def cancel(_text):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("report", [cancel, lambda _: signal.raise_signal(signal.SIGINT)], ids=["callback", "Ctrl-C"])
+def test_a_canceled_build_ends_with_the_error_of_its_progress(log, monkeypatch, caplog, report):
+    """TensorRT drops exceptions of its callbacks, and 'auto' would then continue on the CPU."""
     monkeypatch.setattr(builder, "PROGRESS_EVERY_S", 0.0)
+    before = signal.getsignal(signal.SIGINT)
     with caplog.at_level(logging.INFO, "ls_edge.engines"), pytest.raises(KeyboardInterrupt):
         build(graph_of(helper.make_node("Add", ["x", "x"], ["y"])), "block 0", KEY, b"", report)
     assert caplog.records == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def answers(trt):
+    """Results of odd calls, and whether an error is logged."""
+    errors = []
+
+    class Logger(trt.ILogger):
+        def __init__(self):
+            trt.ILogger.__init__(self)
+
+        def log(self, severity, msg):
+            errors.extend([msg] if "ERROR" in severity.name else [])
+
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self):
+            trt.IProgressMonitor.__init__(self)
+
+        phase_start = phase_finish = step_complete = lambda *_: True
+
+    raw = graph_of(helper.make_node("Add", ["x", "x"], ["y"]))
+    logger, found = Logger(), {}
+    builder, other = trt.Builder(logger), trt.Builder(logger)
+
+    def note(what, call):
+        errors.clear()
+        found[what] = call(), bool(errors)
+
+    def parsed(*files):
+        network = other.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, logger)
+        return network, [parser.parse(file) for file in files], parser.num_errors, network.num_inputs
+
+    def built(network, *shapes):
+        config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+        config.progress_monitor = Monitor()
+        profile.set_shape("x", *shapes)
+        number = config.add_optimization_profile(profile) if shapes else None
+        return number, builder.build_serialized_network(network, config)
+
+    for what, files in {"nothing": [b""], "garbage": [b"garbage"], "a second file": [raw, raw]}.items():
+        note(what, lambda files=files: parsed(*files)[1:])
+    network = parsed(raw)[0]
+    note("no such input", lambda: network.get_input(5))
+    note("descending shapes", lambda: built(network, (8, 4), (4, 4), (1, 4)))
+    note("another size", lambda: built(network, (1, 5), (1, 5), (1, 5)))
+    note("an empty network", lambda: built(parsed()[0], (1, 4), (1, 4), (1, 4)))
+    note("a damaged engine", lambda: trt.Runtime(logger).deserialize_cuda_engine(b"damaged" * 999))
+    cache = builder.create_builder_config().create_timing_cache(b"damaged")
+    return found, cache is not None
+
+
+def test_the_double_answers_as_the_real_library_does(doubles, gpu):
+    assert answers(doubles) == answers(rtx)
 
 
 def test_a_runtime_without_cuda_is_an_error_and_no_crash():
