@@ -10,7 +10,7 @@ set -u
 what=$1 out=$2
 shift 2
 bin=${BIN:-$(dirname "$(command -v ls-edge)")}
-provider=${PROVIDER:-cuda}
+provider=${PROVIDER:-cuda} data=${DATA:-examples/cifar10/images}
 number=0
 mkdir -p "$out/bundles"
 
@@ -24,7 +24,7 @@ step() { # NAME SECONDS COMMAND...: run a command into a log, and print how it e
 }
 
 run_with_a_killed_peer() { # BUNDLE: kill a peer a second after all are ready, and recompute the answers here
-  "$bin/ls-edge" run --local 3 --bundle "$1" --data digits --limit 300 --audit 1 --provider cpu --json &
+  "$bin/ls-edge" run --local 3 --bundle "$1" --data "$data" --limit 300 --audit 1 --provider cpu --json &
   local run=$! peers=
   for _ in $(seq 60); do
     sleep 1
@@ -37,7 +37,7 @@ run_with_a_killed_peer() { # BUNDLE: kill a peer a second after all are ready, a
   wait "$run"
 }
 export -f run_with_a_killed_peer
-export bin
+export bin data
 
 if [ "$what" = prepare ]; then
   for run in "$@"; do
@@ -62,5 +62,5 @@ main()' bench "$bundle" --provider "$provider" --duration 3
 done
 first=$(ls -d "$out"/bundles/* | head -1)
 step killed-peer 90 bash -c "run_with_a_killed_peer '$first'"
-step doctor 180 "$bin/ls-edge" doctor --report "$out/report.md" --bundle "$first" --data digits
+step doctor 180 "$bin/ls-edge" doctor --report "$out/report.md" --bundle "$first" --data "$data"
 step tensorrt 90 "$bin/ls-edge" verify "$first" --engine tensorrt
