@@ -81,11 +81,9 @@ class Device:
         if any(stream.capturing is not None for stream in self.streams.values()):
             raise Fault(CAPTURING, "operation not permitted when stream is capturing")
         room = np.full(size + 4096, _FRESH, np.uint8)
-        memory, self._next_device = (
-            room[-room.ctypes.data % 4096 :][:size],
-            self._next_device + size // 512 * 512 + 8192,
-        )
+        memory = room[-room.ctypes.data % 4096 :][:size]
         address = self._next_device if kind == "device" else memory.ctypes.data
+        self._next_device += -(-size // 512) * 512 + 4096
         self.allocations.append(Allocation(kind, address, size, memory))
         return address
 
