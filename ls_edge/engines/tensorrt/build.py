@@ -132,11 +132,6 @@ def key_of(onnx_sha256: str, device: TensorRTDevice, options: EngineOptions) -> 
     )
 
 
-def profile_of(batch: int, profiles: int) -> int:
-    """Return the index of the optimization profile for a batch size, of one or two; see :func:`key_of`."""
-    return int(batch > 1 and profiles > 1)
-
-
 @dataclass(frozen=True)
 class BuiltPart:
     """A built engine of a part, in the cache."""

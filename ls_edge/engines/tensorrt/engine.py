@@ -33,7 +33,6 @@ from ls_edge.engines.tensorrt.build import (
     EngineOptions,
     build_part,
     is_rtx,
-    profile_of,
     tensorrt_logger,
     tensorrt_module,
     tensorrt_runtime,
@@ -128,11 +127,6 @@ class TensorRTEngine:
             return
         self._set(found.context, batch, addresses)
         self._execute(found.context)
-
-    def drop_graphs(self, why: str) -> None:
-        """Run without CUDA graphs from now on; must not be called while work is queued."""
-        self.no_graphs = why
-        self.drop_contexts()
 
     def drop_contexts(self) -> None:
         """Free the contexts, which the next runs create again; must not be called while work is queued."""
@@ -233,7 +227,7 @@ class TensorRTEngine:
             )
 
     def _profile_of(self, batch: int) -> int:
-        return profile_of(batch, self._engine.num_optimization_profiles)
+        return int(batch > 1 and self._engine.num_optimization_profiles > 1)
 
     @property
     def _why(self) -> str:
