@@ -104,7 +104,6 @@ def profile_bundle(
         for done, size in enumerate(sizes, bundle.num_blocks + 2):
             on_step(done, steps, f"batch {size}")
             measured[size] = time_batch(pipeline, size, duration, device.sensors, visits_s=duration / 4)
-    on_step(steps, steps, "done")
     alone, power = measured[sizes[0]]
     return _document(
         bundle,

@@ -22,7 +22,7 @@ from ls_edge.runtime.simulator.simulation import SOURCE
 MEMORY_SHARE = 0.8
 """Fraction of the free memory for engines; the rest is for tokens in flight and other processes."""
 JETSON_MEMORY_SHARE = 0.6
-"""The same on a Jetson, where CUDA may fail while some memory that it shares with the CPU is still free."""
+"""The same on a Jetson, where CUDA may fail while memory is free. An assumption: no limit was published or measured."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
