@@ -176,8 +176,8 @@ _JETSON_FIXES = {
     "such package, and its own TensorRT does not need it",
     "libnvinfer|libnvonnx": "sudo apt install --reinstall tensorrt python3-libnvinfer",
     "out of memory|NvMap|could not build an engine": GPU_MEMORY_ADVICE,
-    "looking for a GPU|no CUDA-capable|no NVIDIA driver": "sudo usermod -aG video,render $USER, then log in again; in a "
-    "container, use --runtime nvidia",
+    "looking for a GPU|no CUDA-capable|no NVIDIA driver": "sudo usermod -aG video,render $USER, then log in again; in "
+    "a container, use --runtime nvidia",
 }
 """Fixes on a Jetson by pattern in an error."""
 
