@@ -75,7 +75,7 @@ class Session:
     def is_hopeless(self, began: float) -> bool:
         """Return whether further waiting is useless, for a client that began to wait at ``began``."""
         found, is_late = self.no_link, time.monotonic() > began + GIVE_UP_S
-        has_failed = bool(found.why) and not found.refused and not found.early
+        has_failed = bool(found.why) and not found.refused
         return bool(self.complaint) or (not self.up and (found.final or (is_late and has_failed)))
 
     def receive(self, message: wire.Message) -> None:

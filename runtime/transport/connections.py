@@ -91,7 +91,7 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class NoLink:
-    """A peer cannot be dialed, or has not answered yet (``early``)."""
+    """A peer cannot be dialed."""
 
     name: str
     why: str
@@ -99,8 +99,6 @@ class NoLink:
     """Whether a process replied, but the handshake failed."""
     final: bool = False
     """Whether further attempts fail until keys are changed; otherwise the peer may be restarting."""
-    early: bool = False
-    """Whether the attempt is still pending after an unusually long time."""
 
 
 class Incoming(NamedTuple):
@@ -355,20 +353,15 @@ class Dialer:
 
     @property
     def wait(self) -> float:
-        """Seconds after which :meth:`dial_again` and :meth:`on_host_names` have to be called."""
-        next_dial = min(self._redial_at.values(), default=math.inf) - time.monotonic()
-        return max(0.0, min(next_dial, math.inf if self._names is None or not self._names.is_busy else 1.0))
+        """Seconds after which :meth:`dial_again` has to be called."""
+        return max(0.0, min(self._redial_at.values(), default=math.inf) - time.monotonic())
 
     def on_host_names(self) -> list[LinkEvent]:
-        """Dial resolved addresses; return an event for each name that cannot be resolved, or not yet."""
-        if self._names is None:
-            return []
+        """Dial resolved addresses; return an event for each name that cannot be resolved."""
         unknown: list[LinkEvent] = []
-        for name, why in self._names.slow():
-            if name not in self._dialed:
-                unknown.append(NoLink(name, why, early=True))
-        found = self._names.found() if self._poller.can_read(self._names.descriptor) else []
-        for name, addresses, why in found:
+        if self._names is None or not self._poller.can_read(self._names.descriptor):
+            return unknown
+        for name, addresses, why in self._names.found():
             if name in self._up or (name in self._resting and name not in self._redial_at):
                 continue
             if not addresses:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 
@@ -30,8 +29,8 @@ class HostNameResolver:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._wanted: set[str] = set()
-        self._began: dict[str, float] = {}
-        """Time at which the latest look-up of each name with a thread began."""
+        self._looking: set[str] = set()
+        """Names with a thread."""
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
         self._waker = Waker()
         self._waker.asleep = True
@@ -46,8 +45,8 @@ class HostNameResolver:
                 self._wanted.discard(name)
             elif name in self._addresses:
                 self._wanted.add(name)
-                if name not in self._began:
-                    self._began[name] = time.monotonic()
+                if name not in self._looking:
+                    self._looking.add(name)
                     threading.Thread(target=self._run, args=(name,), name=f"look up {name}", daemon=True).start()
 
     def found(self) -> list[tuple[str, tuple[str, ...], str]]:
@@ -55,19 +54,6 @@ class HostNameResolver:
         self._waker.drain()
         self._waker.asleep = True
         return [self._found.popleft() for _ in range(len(self._found))]
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a name is being looked up, so that :meth:`slow` has to be called every second."""
-        return bool(self._began)
-
-    def slow(self) -> list[tuple[str, str]]:
-        """Return the names whose look-up has taken longer than a second, each with a line that says so."""
-        now = time.monotonic()
-        with self._lock:
-            seconds = {name: int(now - began) for name, began in self._began.items() if now - began >= 1}
-        hosts = {name: _host_and_port(self._addresses[name])[0] for name in seconds}
-        return [(name, f"still looking up {hosts[name]} ({took} s)") for name, took in seconds.items()]
 
     def close(self) -> None:
         """Stop after the current look-ups."""
@@ -78,15 +64,13 @@ class HostNameResolver:
         while self._goes_on(name):
             self._found.append((name, *_look_up(self._addresses[name])))
             self._waker.wake()
-            with self._lock:
-                self._began[name] = time.monotonic() + LOOK_UP_EVERY
             self._closed.wait(LOOK_UP_EVERY)
 
     def _goes_on(self, name: str) -> bool:
         with self._lock:
             if name in self._wanted and not self._closed.is_set():
                 return True
-            del self._began[name]
+            self._looking.discard(name)
             return False
 
 

@@ -1,6 +1,6 @@
-"""Peers in network namespaces joined by a bridge; packets between them can be dropped, and their cables slowed down.
+"""Peers in network namespaces joined by a bridge; packets between them can be dropped.
 
-Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` names what is missing.
+Needs root, ``ip`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` names what is missing.
 All names begin with ``lsedge-``, the process id and a number; addresses are 10.201.0.0/24 and exist only inside.
 Nothing outside the namespaces is touched, and nothing remains after a failure.
 
@@ -36,9 +36,8 @@ def reason_to_skip() -> str:
     """Return the reason why namespaces cannot be created here, or an empty string."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            return f"network namespaces need the program {program!r} (package iproute2)"
+    if shutil.which("ip") is None:
+        return "network namespaces need the program ip (package iproute2)"
     try:
         with Net("x"):
             return ""
@@ -97,24 +96,6 @@ class Net:
         """Drop all packets from ``other`` to ``one`` silently; ``on=False`` undoes it."""
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
-    def rate(self, mbit: int | None) -> None:
-        """Limit each cable, in both directions, by a token bucket filter; None removes the limit.
-
-        The bucket holds half a millisecond of traffic: late timers make a smaller one slower than its rate.
-        """
-        for name in self.names:
-            for space, device in ((name, "eth0"), (_BRIDGE, f"to-{name}")):
-                if mbit is None:
-                    _tc(self.ns(space), "qdisc", "del", "dev", device, "root")
-                else:
-                    burst = f"{max(4, mbit * 64 // 1000)}kb"
-                    limit = ("rate", f"{mbit}mbit", "burst", burst, "latency", "500ms")
-                    _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
-
-    def sent_bytes(self, name: str) -> int:
-        """Return the number of bytes that ``name`` has sent over its cable."""
-        return int(_call(*self._within(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
-
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Create sockets and threads of this thread in the namespace of ``name``."""
@@ -124,9 +105,6 @@ class Net:
                 yield
             finally:
                 _setns(home.fileno())
-
-    def _within(self, name: str) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self.ns(name))
 
     def _add(self, name: str) -> None:
         self._made.append(self.ns(name))
@@ -142,17 +120,12 @@ class NamespaceCluster(LocalCluster):
         folder: str | Path,
         bundle: str | Path,
         placement: Mapping[str, Sequence[int] | str],
-        *,
-        tcp_port: int = 5555,
-        source: str = "laptop",
-        **each: Any,
     ) -> None:
-        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file."""
+        """Write ``peers.yaml`` and the keys into ``folder``."""
         self.net = net
         self.bundle = bundle
-        self._port = tcp_port
-        super().__init__(folder, bundle, placement, each=each, sources=[source], keys=True)
-        self.source_key = self.secret_key(source)
+        super().__init__(folder, bundle, placement, sources=["laptop"], keys=True)
+        self.source_key = self.secret_key("laptop")
 
     def __enter__(self) -> Self:
         try:
@@ -166,13 +139,9 @@ class NamespaceCluster(LocalCluster):
     def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
         """Return the peers of the file with the addresses of their namespaces."""
         return [
-            {**entry, "address": f"tcp://{self.net.address(entry['name'])}:{self._port}"}
+            {**entry, "address": f"tcp://{self.net.address(entry['name'])}:5555"}
             for entry in super().entries(placement)
         ]
-
-    def command(self, name: str, *arguments: object) -> list[str]:
-        """Return the command line of ``ls-edge`` with these arguments in the namespace of ``name``."""
-        return ["ip", "netns", "exec", self.net.ns(name), sys.executable, "-m", "ls_edge", *map(str, arguments)]
 
     def peer_command(self, name: str) -> list[str]:
         """Return the command line of a peer in its namespace."""
@@ -195,10 +164,6 @@ def _setns(descriptor: int) -> None:
 
 def _ip(*arguments: str) -> None:
     _call("ip", *arguments)
-
-
-def _tc(full: str, *arguments: str) -> None:
-    _call("tc", "-n", full, *arguments)
 
 
 def _call(*command: str) -> str:

@@ -38,11 +38,6 @@ def fleet():
     return sim
 
 
-def test_a_settled_fleet_sends_no_state(fleet):
-    fleet.run(60.0)
-    assert not fleet.states
-
-
 def test_only_users_of_a_peer_hear_its_load_often():
     """In a chain, the process before a peer and the source are its users."""
     blocks = 6

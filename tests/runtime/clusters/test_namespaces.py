@@ -4,12 +4,9 @@ They are not on the loopback, so they have CURVE keys. Proxies do what ``netem``
 """
 
 import contextlib
-import statistics
 
 import pytest
 
-from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.source.source import Source
 from tests.faults.namespaces import NamespaceCluster, Net, reason_to_skip
 
@@ -70,22 +67,6 @@ def test_a_partition_of_one_peer_costs_no_request_and_heals(cluster, tiny_bundle
     assert_replays(tiny_bundle, [*pictures] * 3, [*before, *during])
 
 
-def test_requests_survive_a_cut_from_all_peers(cluster, tiny_bundle, images, wait_until, assert_replays):
-    pictures = images(12)
-    with source_of(cluster, max_skips=0, budget_ms=8000) as source:
-        assert source.wait_ready() == ()
-        with silence(cluster.net, *(("src", name) for name in PLACEMENT)):
-            futures = [source.submit(image) for image in pictures]
-            wait_until(
-                lambda: {v.state for v in source.snapshot.peers.values()} == {"lost"}, 15.0, "all peers to be lost"
-            )
-            short = source.submit(pictures[0], budget_ms=300)
-            with pytest.raises(BudgetExceeded, match="had no reachable holder within the budget"):
-                short.result(3)
-        answers = [future.result(10) for future in futures]
-    assert_replays(tiny_bundle, pictures, answers)
-
-
 def test_a_peer_without_a_link_to_the_source_is_reached_through_another(
     cluster, tiny_bundle, images, wait_until, assert_replays
 ):
@@ -108,29 +89,6 @@ def silence(net, *pairs):
                 net.cut(here, there)
                 stack.callback(net.cut, here, there, on=False)
         yield
-
-
-def test_a_slow_network_changes_no_answer_and_int8_sends_fewer_bytes(
-    cluster, tiny_bundle, images, tmp_path, assert_replays, record_property
-):
-    net, pictures = cluster.net, images(25)
-    placement = {"a": [0, 1, 2, 3], "c": [4, 5]}
-    median, sent = {}, {}
-    with NamespaceCluster(net, tmp_path / "int8", tiny_bundle, placement, tcp_port=5556, codec="int8") as small:
-        net.rate(10)
-        try:
-            for codec, peers in (("raw", cluster), ("int8", small)):
-                with source_of(peers, policy="sequential") as source:
-                    assert source.wait_ready() == ()
-                    before = net.sent_bytes("src")
-                    answers = [source.submit(image).result(10) for image in pictures]
-                    sent[codec] = net.sent_bytes("src") - before
-                assert_replays(tiny_bundle, pictures, answers, codec_of(codec).replay_tolerance)
-                median[codec] = statistics.median(answer.latency_ms for answer in answers)
-        finally:
-            net.rate(None)
-    assert sent["int8"] < 0.7 * sent["raw"]
-    record_property("int8_over_raw_median_latency", round(median["int8"] / median["raw"], 3))
 
 
 def test_delay_and_stalls_on_every_link_change_no_answer(start_peers, open_source, tiny_bundle, images, assert_replays):
