@@ -61,7 +61,7 @@ def test_the_settings_of_all_recipes_match_the_document():
             assert (list(value) if isinstance(value, tuple) else value) == wanted, (name, setting)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("vit_b_cifar100")])
 def test_a_recipe_builds_and_its_rate_falls_in_a_straight_line(name):
     config = settings_of(name)
     method = make_method(config.method, config.method_args)

@@ -56,9 +56,7 @@ def test_the_first_seed_needs_data(tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--method", "position", "--set", "method_args.width=8"],
         ["--method", "shared", "--init", "sequential", "--set", "method_args={adapter_rank: 2, exits: 0}"],
-        ["--bands", "0/1-3", "--set", "optim.average=auto", "--set", "optim.lr=null"],
         ["--depth", 3, "--set", "data.exif_orientation=null", "--set", "method=null", "--set", "bands=null"],
     ],
 )

@@ -45,8 +45,8 @@ def stage(folder, out, data=None, **flags):
 
 @pytest.mark.parametrize(
     "flags",
-    [{"seed": 1}, {"seed": 2, "changes": ["data.validation=0.3"]}, {"changes": ["data.split_seed=5"]}],
-    ids=["seed", "validation", "split"],
+    [{"seed": 2, "changes": ["data.validation=0.3"]}, {"changes": ["data.split_seed=5"]}],
+    ids=["validation", "split"],
 )
 def test_a_second_stage_does_not_validate_on_what_its_start_was_trained_on(folder, tmp_path, flags):
     known, warnings = stage(folder, tmp_path / "run", **flags)

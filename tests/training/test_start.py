@@ -27,7 +27,6 @@ def folder(tmp_path_factory):
     train(settings(str(data), method="sequential", epochs=6), folder / "run", reporter=Silent())
     save_file(load_file(folder / "run" / "model.safetensors"), folder / "file.safetensors")
     write_colors(folder / "renamed", names=("rot", "blau", "grün"), seed=1)  # none in its alphabetical place
-    write_colors(folder / "swapped", names=("blue", "red", "green"), seed=1)  # blue in its place
     return folder
 
 
@@ -48,8 +47,8 @@ def trained(folder, out, data, **flags):
     return result, load_run(out), [text for text in reporter.warnings if "validation images of" in text]
 
 
-@pytest.mark.parametrize("data", ["renamed", "swapped"])
-def test_a_start_of_other_classes_is_named_and_its_answers_are_not_imitated(folder, tmp_path, data):
+def test_a_start_of_other_classes_is_named_and_its_answers_are_not_imitated(folder, tmp_path):
+    data = "renamed"
     start = plain_top1(load_run(folder / "run"), folder / data)
     assert start < 0.4
     result, run, [warning] = trained(folder, tmp_path / "run", folder / data)

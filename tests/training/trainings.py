@@ -3,11 +3,9 @@
 import json
 
 import msgspec
-import torch
 
 from ls_edge.training.config import read_config
 from ls_edge.training.progress import Reporter
-from ls_edge.training.runs.checkpoint import load_run
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
 
@@ -43,10 +41,3 @@ def metrics(folder):
 def weights(folder):
     """Return the bytes of the weights of a run."""
     return (folder / "model.safetensors").read_bytes()
-
-
-def logits(folder):
-    """Return the logits of a run for some noise, in one order."""
-    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return load_run(folder).view(images, [2, 0, 1])

@@ -36,11 +36,11 @@ def start(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-@pytest.mark.parametrize("bands", ["0/1-4/5-6/7", "0-7", "0/1/2/3/4/5/6/7"])
+@pytest.mark.parametrize("bands", ["0/1-4/5-6/7", "0-7"])
 def test_every_method_draws_within_the_bands(name, bands):
     bands, method = Bands.from_json(bands), make_method(name, {})
     free = make_method(name, {})
-    for step in range(200):
+    for step in range(60):
         for item in method.draw(bands, 3, step).groups:
             bands.check(item)
         blocks = [sorted(item.order) for item in method.draw(bands, 3, step).groups]
@@ -61,7 +61,7 @@ def test_unknown_names_and_settings_are_refused():
         make_method("anyorder", {"group": 3})
 
 
-@pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
+@pytest.mark.parametrize("method", ["position", "predict", "layerdrop+shuffle", "anyorder"])
 def test_every_method_trains_and_loads_again(start, tmp_path, method):
     teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
     model = msgspec.structs.replace(settings().model, args={}, init=str(start))

@@ -15,20 +15,6 @@ from ls_edge.training.runs.checkpoint import load_run
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
 from tests.training.runs.starts import TINY, same, save, start
 
-PREFIXES = (
-    "",
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "module._orig_mod.",
-    "_orig_mod.module.",
-    "model.module._orig_mod.",
-    "vit.",
-    "model.encoder.",
-    "visual.trunk.",
-    "_fsdp_wrapped_module.",
-)
-
 
 def weights(seed=3):
     return start(seed).view.weights()
@@ -38,24 +24,27 @@ def prefixed(found, prefix):
     return {prefix + name: tensor for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("keys", [(), ("state_dict",), ("model", "state_dict"), ("checkpoint_of_mine",)])
-@pytest.mark.parametrize("kind", ["pth", "safetensors"])
-def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, keys, kind):
-    path, value = tmp_path / f"w.{kind}", prefixed(weights(), prefix)
-    if kind == "safetensors":
-        save_file({name: tensor.contiguous() for name, tensor in value.items()}, path)
-    else:
-        for key in reversed(keys):
-            value = {key: value, "epoch": 7, "optimizer": {"lr": 0.1}}
-        torch.save(value, path)
-    if kind == "pth" and keys == ("checkpoint_of_mine",):
-        with pytest.raises(RunError, match="does not hold a dictionary of dense tensors"):
-            read_foreign(path)
-        return
+@pytest.mark.parametrize(
+    ("prefix", "keys"),
+    [
+        ("", ()),
+        ("module.", ("state_dict",)),
+        ("model.module._orig_mod.", ("model", "state_dict")),
+        ("model.encoder.", ()),
+        ("visual.trunk.", ("model",)),
+    ],
+)
+def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, keys):
+    path, value = tmp_path / "w.pth", prefixed(weights(), prefix)
+    for key in reversed(keys):
+        value = {key: value, "epoch": 7, "optimizer": {"lr": 0.1}}
+    torch.save(value, path)
     made = start(seed=0, init=str(path))
     assert same(made.view.weights(), weights())
     assert made.trained
+    torch.save({"checkpoint_of_mine": value}, path)
+    with pytest.raises(RunError, match="does not hold a dictionary of dense tensors"):
+        read_foreign(path)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -63,7 +52,6 @@ def test_prefixes_and_dictionaries_in_any_nesting_are_removed(tmp_path, prefix, 
     ("change", "kind"),
     [
         (Tensor.to_sparse, "sparse_coo"),
-        (Tensor.to_sparse_csr, "sparse_csr"),
         (lambda value: value.to("meta"), "meta"),
         (Tensor.tolist, "list"),
     ],
@@ -76,14 +64,14 @@ def test_what_is_not_a_dense_tensor_is_named(tmp_path, change, kind):
         read_foreign(path)
 
 
-@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_checkpoint_wrapped_module"])
 def test_wrappers_that_torch_puts_around_single_blocks_are_removed(tmp_path, wrapper):
     path = tmp_path / "w.pth"
     torch.save({re.sub(r"^(blocks\.\d\.)", rf"\1{wrapper}.", name): w for name, w in weights().items()}, path)
     assert same(start(init=str(path)).view.weights(), weights())
 
 
-@pytest.mark.parametrize("name", ["w.pth", "w.bin", "w.SAFETENSORS", "w.safetensors", "weights"])
+@pytest.mark.parametrize("name", ["w.SAFETENSORS", "weights"])
 def test_the_content_of_a_file_and_not_its_name_tells_its_format(tmp_path, name):
     path = tmp_path / name
     for write in (torch.save, save_file):
@@ -185,8 +173,7 @@ def test_the_image_size_of_a_run_matches_its_model(tmp_path):
     assert load_run(save(tmp_path / "larger", made)).record.image.size == (32, 32)
 
 
-@pytest.mark.parametrize("size", [28, 42])
-def test_dinov2_with_registers_is_read_as_its_authors_published_it(tmp_path, size):
+def test_dinov2_with_registers_is_read_as_its_authors_published_it(tmp_path):
     """They count a position for the class token but none for the registers."""
     name, args, path = (
         "vit_small_patch14_reg4_dinov2",
@@ -198,10 +185,10 @@ def test_dinov2_with_registers_is_read_as_its_authors_published_it(tmp_path, siz
     state["register_tokens"] = state.pop("reg_token")
     state["pos_embed"] = torch.cat([torch.ones(1, 1, 24), state["pos_embed"]], 1)
     torch.save({**state, "mask_token": torch.zeros(1, 24)}, path)
-    found = start(name=name, args={**args, "img_size": size}, init=str(path)).view.weights()
+    found = start(name=name, args={**args, "img_size": 42}, init=str(path)).view.weights()
     assert torch.equal(found["cls_token"], state["cls_token"] + 1)
     assert torch.equal(found["reg_token"], state["register_tokens"])
-    assert found["pos_embed"].shape[1] == (size // 14) ** 2
+    assert found["pos_embed"].shape[1] == 9
 
 
 def test_a_distillation_token_that_only_one_side_has_is_named(tmp_path):
@@ -222,7 +209,7 @@ def wide_weights(size):
     return made.view.weights()
 
 
-@pytest.mark.parametrize("new", [(32, 16), (32, 32), (64, 64)])
+@pytest.mark.parametrize("new", [(32, 16), (64, 64)])
 def test_positions_of_a_file_are_resampled_if_it_says_its_image_size(tmp_path, new):
     path, args = tmp_path / "w.pth", {**TINY, "class_token": True, "img_size": new}
     for size in ({"input_size": [3, 16, 32], "img_size": None}, {"img_size": (16, 32)}):
