@@ -16,7 +16,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.errors import printable
@@ -29,8 +28,8 @@ REFRESH_HZ = 10
 RECENT = 512
 LINE_EVERY_S = 5.0
 MOST_NAMES = 12
-NARROW = 60
-"""Width in columns below which neither a bar nor a list of peers is shown."""
+BAR = 40
+"""Largest width of the bar in columns."""
 
 
 class RunProgress:
@@ -114,15 +113,8 @@ class RunProgress:
         """Draw the current state; called by rich."""
         with self._lock:
             done, states = self._counts["answered"] + self._counts["failed"], list(self._states.items())
-        if options.max_width < NARROW:
-            yield Text.assemble(self._label, " ", self._status())
-            yield Text(self._warning, style="yellow")
-            yield Text(self._note, style="dim")
-            return
-        line = Table.grid(padding=(0, 1))
-        total, width = max(self._total, 1), max(10, min(40, options.max_width // 3))
-        line.add_row(Text(self._label), ProgressBar(total, min(done, total), width=width), self._status())
-        yield line
+        yield Text.assemble(self._label, " ", self._status())
+        yield ProgressBar(max(self._total, 1), done, width=min(BAR, options.max_width))
         if states:
             peers = Text("peers ", style="dim")
             for name, state in states[:MOST_NAMES]:
@@ -130,9 +122,8 @@ class RunProgress:
                 if state not in (PeerState.ALIVE, PeerState.UNKNOWN):
                     peers.append(f"({state}) ")
             yield peers.append(f"and {len(states) - MOST_NAMES} more" if len(states) > MOST_NAMES else "")
-        if self._warning:
-            yield Text(self._warning, style="yellow")
-        yield Text(shorten(self._note, max(20, options.max_width - 1)), style="dim")
+        yield Text(self._warning, style="yellow")
+        yield Text(self._note, style="dim")
 
     def _status(self) -> Text:
         with self._lock:

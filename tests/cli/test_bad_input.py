@@ -30,9 +30,7 @@ def peer(name="a", port=47001, blocks="[0, 1, 2, 3]", more=""):
 TEXTS = {
     "file.txt": "hello\n",
     "empty.yaml": "",
-    "remark.yaml": "# nothing\n",
     "list.yaml": "- a\n- b\n",
-    "word.yaml": "hello\n",
     "good.yaml": peers_yaml(peer()),
     "tabs.yaml": "peers:\n\t- name: a\n",
     "open.yaml": "peers: [a\n",
@@ -40,11 +38,9 @@ TEXTS = {
     "bom.yaml": "\ufeff" + peers_yaml(peer(blocks="x")),
     "crlf.yaml": peers_yaml(peer(blocks="x")).replace("\n", "\r\n"),
     "none.yaml": "peers: []\n",
-    "null.yaml": "peers:\n",
     "noaddress.yaml": "peers:\n  - {name: a, blocks: [0]}\n",
     "unknown.yaml": peers_yaml(peer(more="thread: 1")),
     "port.yaml": peers_yaml(peer(port=99999)),
-    "http.yaml": "peers:\n  - {name: a, address: 'http://x:1', blocks: [0]}\n",
     "noport.yaml": "peers:\n  - {name: a, address: 'tcp://127.0.0.1', blocks: [0]}\n",
     "samename.yaml": peers_yaml(peer(), peer(port=47002)),
     "sameport.yaml": peers_yaml(peer(), peer("b")),
@@ -52,12 +48,9 @@ TEXTS = {
     "beyond.yaml": peers_yaml(peer(blocks='"0-9"')),
     "backwards.yaml": peers_yaml(peer(blocks='"3-1"')),
     "huge.yaml": peers_yaml(peer(more=f"threads: {2**70}")),
-    "threads.yaml": peers_yaml(peer(more="threads: 100000")),
     "nan.yaml": peers_yaml(peer(more="batch_wait_ms: .nan")),
-    "negative.yaml": peers_yaml(peer(more="credits: -1")),
     "codec.yaml": peers_yaml(peer(more="codec: gzip")),
     "engine.yaml": peers_yaml(peer(more="engine: cuda")),
-    "provider.yaml": peers_yaml(peer(more="provider: NoSuchProvider")),
     "boolname.yaml": peers_yaml(peer(name="yes")),
     "oddname.yaml": peers_yaml(peer(name="'a b'")),
     "badkey.yaml": peers_yaml(peer(more="public_key: short")),
@@ -67,7 +60,6 @@ TEXTS = {
     "control.yaml": peers_yaml(peer(name='"\\e[2Jx"')),
     "config.yaml": "epochs: many\n",
     "lr.yaml": "optim: {lr: .nan}\n",
-    "method.yaml": "method: shufle\n",
     "unknownkey.yaml": "epoch: 3\n",
 }
 
@@ -84,7 +76,6 @@ def zoo(tmp_path_factory, make_bundle):
     for name, text in TEXTS.items():
         (top / name).write_text(text, encoding="utf-8", newline="")
     (top / "latin1.yaml").write_bytes("peers: [ä]".encode("latin-1"))
-    (top / "utf16.yaml").write_text("peers: []", encoding="utf-16")
     (top / "binary.yaml").write_bytes(bytes(range(256)))
     (top / "empty").mkdir()
     good = make_bundle(top / "bundle")
@@ -104,7 +95,6 @@ def zoo(tmp_path_factory, make_bundle):
     manifest = json.loads((top / "inside" / "manifest.json").read_text())
     manifest["parts"]["stem"]["file"] = "../../../etc/passwd"
     (top / "inside" / "manifest.json").write_text(json.dumps(manifest))
-    make_bundle(top / "garbage")
     (top / "run").mkdir()
     (top / "run" / "config.yaml").write_text("epochs: many\n")
     (top / "run" / "model.safetensors").write_bytes(b"")
@@ -112,11 +102,6 @@ def zoo(tmp_path_factory, make_bundle):
         picture(top / "images" / str(number) / "a.png")
     picture(top / "others" / "cat" / "a.png")
     picture(top / "flat" / "a.png")
-    (top / "broken" / "0").mkdir(parents=True)
-    (top / "broken" / "0" / "a.png").write_bytes(b"no picture")
-    (top / "texts" / "0").mkdir(parents=True)
-    (top / "texts" / "0" / "a.txt").write_text("no picture")
-    (top / "no.tar").write_text("no tar")
     with tarfile.open(top / "whole.tar", "w") as archive:
         archive.add(top / "images", "images")
     (top / "cut.tar").write_bytes((top / "whole.tar").read_bytes()[:3000])
@@ -150,76 +135,38 @@ CASES = r"""
 2 | eval bundle | Missing option '--data'
 1 | eval nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | eval empty --data digits | empty is neither a run (config.yaml) nor a bundle (manifest.json), nor a
-1 | eval file.txt --data digits | file.txt is a file; give the folder of a run (config.yaml) or
 1 | eval bundle/manifest.json --data digits | bundle/manifest.json is a file; give the folder of a run (config.yaml)
-1 | eval bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
 1 | eval bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
 1 | eval bundle --data empty | empty holds no images; expected class folders with files ending in .bmp,
 1 | eval bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated header); check it or
-1 | eval bundle --data texts | texts holds no images; 1 file ignored: .txt 1; expected class folders
 1 | eval bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
 1 | eval bundle --data others | others: the model has no class 'cat'; its classes are '0',
-1 | eval bundle --data no.tar | no.tar is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data cut.tar | cut.tar is neither a folder nor a whole tar (truncated header); check it or
-1 | eval bundle --data bundle | bundle holds no images; 7 files ignored: .json 1, .onnx 6; expected
-1 | eval bundle --data Digits | Digits: no such folder or tar; check the path, or write 'digits' for the
 2 | EVAL --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
-2 | EVAL --orders -1 | '--orders': -1 is not in the range 1<=x<=100000
 2 | EVAL --orders many | '--orders': 'many' is not a valid integer range
-2 | EVAL --orders nan | '--orders': 'nan' is not a valid integer range
-2 | EVAL --orders 1e3 | '--orders': '1e3' is not a valid integer range
 2 | EVAL --orders 2**70 | '--orders': 2**70 is not in the range 1<=x<=100000
 2 | EVAL --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
-2 | EVAL --limit 2**70 | '--limit': 2**70 is not in the range 1<=x<=10000000
-2 | EVAL --limit 10 --keep 0 | '--keep': '0': use numbers from 1 to 10000
 2 | EVAL --limit 10 --keep 9 | keep 9 is not possible; give 1 to 4, the number of blocks of the model
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is not a list of numbers such as 1,4
-2 | EVAL --limit 10 --keep , | '--keep': ',' is not a list of numbers such as 1,4
-2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is not a list of numbers such as 1,4
-2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep -1 | '--keep': '-1': use numbers from 1 to 10000
-2 | EVAL --limit 10 --keep 5 | keep 5 is not possible; give 1 to 4, the number of blocks of the model
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
-2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
-2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is not in the range 1<=x<=1024
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
-2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'bf16', 'fp16', 'fp32'
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
-2 | EVAL --figure file.txt/x.svg | cannot write file.txt/x.svg:
-1 | analyze nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
-1 | analyze bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
-1 | analyze bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
-1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy to measure; put
-1 | analyze bundle --data others | others: the model has no class 'cat'; its classes are '0',
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 2 | analyze | Missing argument 'RUN_OR_BUNDLE...'
 2 | analyze bundle | Missing option '--data'
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
-2 | ANALYZE --what importance, | --what '' is not a kind of analysis; use importance, contribution,
-2 | ANALYZE --what '' | --what '' is not a kind of analysis; use importance, contribution,
-2 | ANALYZE --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
-2 | ANALYZE --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | ANALYZE --bands 0/2 | bands 0/2: expected block 1, found block 2; list each block once, with
 2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
-2 | ANALYZE --report file.txt/x.html | cannot write file.txt/x.html
 2 | EVAL --jsn | unknown option '--jsn'; did you mean '--json'? See
 1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
-1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
-1 | eval foreign --data digits | foreign/blocks/01.onnx (block 1) is not the file of this bundle: sha256
 1 | eval newer --data digits | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
-1 | eval nothing --data digits | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
-1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is
-1 | eval types --data digits | types/manifest.json: opset is 'twenty'; it has to be a whole number;
 1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', not 2: made by an older ls-edge;
-1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
-1 | eval bundle nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 2 | eval bundle digits | Missing option '--data'
 2 | verify | Missing argument 'BUNDLE'
 1 | verify nowhere | nowhere is not a bundle: it has no manifest.json; write one with 'ls-edge export
-1 | verify empty | empty is not a bundle: it has no manifest.json; write one with 'ls-edge export
 1 | verify file.txt | file.txt is a file; give the folder of the bundle, which holds manifest.json
-1 | verify bundle/manifest.json | bundle/manifest.json is a file; give the folder of the bundle, which
 1 | verify cut | cut: 1 of 6 parts are wrong: cut/stem.onnx (stem) is not the file of this
 1 | verify missing | missing: 1 of 6 parts are wrong: missing/blocks/02.onnx (block 2) is missing;
 1 | verify foreign | foreign: 1 of 6 parts are wrong: foreign/blocks/01.onnx (block 1) is not the
@@ -230,32 +177,21 @@ CASES = r"""
 1 | verify types | types/manifest.json: opset is 'twenty'; it has to be a whole number;
 1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | verify bundle --run nowhere | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
-1 | verify bundle --run bundle | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA -
 2 | verify bundle --data digits | --data compares with PyTorch and needs --run RUN as well
 2 | verify bundle bundle | Got unexpected extra argument (bundle)
 2 | bench | name the folder of a bundle, or a running peer with --peers FILE --name NAME
-1 | bench nowhere | nowhere is not a bundle: it has no manifest.json; write one with 'ls-edge export
-1 | bench file.txt | file.txt is a file; give the folder of the bundle, which
 1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
-1 | bench missing | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
-1 | bench newer | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
 2 | bench bundle --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
-2 | bench bundle --threads x | '--threads': 'x' is not a valid integer range
 2 | bench bundle --duration 0.1 --batch 0 | '--batch': '0': use numbers from 1 to 1024
 2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range 0<x<=1000000
 2 | bench bundle --duration nan | '--duration': nan is not a finite number
-2 | bench bundle --duration inf | '--duration': inf is not in the range 0<x<=1000000
-2 | bench bundle --duration -1 | '--duration': -1.0 is not in the range 0<x<=1000000
-2 | bench bundle --duration 1e999 | '--duration': inf is not in the range 0<x<=1000000
 2 | bench bundle --engine cuda | '--engine': 'cuda' is not one of 'auto', 'onnx', 'tensorrt'
 2 | keys new | Missing argument 'NAME'
 2 | keys old | unknown command 'old'; known here: new
 2 | keys new a/b | name 'a/b': use 1 to 63 letters, digits, dots, hyphens or underscores, a
-2 | keys new .. | name '..': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new a b | Got unexpected extra argument (b)
 2 | keys new k | k.key exists and is not overwritten; choose another name, or remove
 2 | keys new z --out file.txt | '--out': Directory 'file.txt' is a file
-2 | keys new z --out file.txt/x | cannot write file.txt/x:
 2 | keys new z --out /dev/full | cannot write /dev/full: /dev/full is not a folder; give another path
 2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter
 2 | keys new -x | unknown option '-x'; remove it
@@ -263,28 +199,21 @@ CASES = r"""
 2 | peer --peers good.yaml | Missing option '--name'
 2 | peer --name a --peers good.yaml | give either --bundle FOLDER, or --store FOLDER
 2 | peer --name x --bundle bundle --peers good.yaml | good.yaml: unknown peer 'x'; known here: a
-2 | peer --name '' --bundle bundle --peers good.yaml | good.yaml: unknown peer ''; known here: a
 1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is not a bundle: it has no manifest.json; write one with
-1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
 2 | peer --name a --bundle good.yaml --peers bundle | bundle: cannot be read: Is a directory; check the path
-1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, not 2: made by a newer ls-edge;
 2 | PEER nowhere.yaml | nowhere.yaml: cannot be read: No such file or
 2 | PEER empty | empty: cannot be read: Is a directory; check the path
 2 | PEER empty.yaml | empty.yaml: the file is empty: the key 'peers' is missing here; add it
-2 | PEER remark.yaml | remark.yaml: the file is empty: the key 'peers' is missing here; add it
 2 | PEER list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (peers,
-2 | PEER word.yaml | word.yaml:1:1: the file is 'hello'; it has to be a group of keys (peers,
 2 | PEER tabs.yaml | tabs.yaml:2:1: not YAML: a line is indented with a tab; use spaces
 2 | PEER open.yaml | open.yaml:2:1: not YAML: did not find expected ',' or ']'
 2 | PEER twice.yaml | twice.yaml:2:71: the key 'name' occurs twice; keep one
 2 | PEER bom.yaml | bom.yaml:2:57: blocks is 'x'; list at least one number, each once,
 2 | PEER crlf.yaml | crlf.yaml:2:57: blocks is 'x'; list at least one number, each once,
 2 | PEER none.yaml | none.yaml:1:8: peers is []; it has to be a list of 1 to 1024 peers
-2 | PEER null.yaml | null.yaml:1:7: peers is empty; it has to be a list of 1 to 1024 peers
 2 | PEER noaddress.yaml | noaddress.yaml:2:5: the key 'address' is missing here; add it
 2 | PEER unknown.yaml | unknown.yaml:2:71: unknown key 'thread'; did you mean 'threads'?
 2 | PEER port.yaml | port.yaml:2:24: address is 'tcp://127.0.0.1:99999'; it has to be
-2 | PEER http.yaml | http.yaml:2:24: address is 'http://x:1'; it has to be tcp://host:port
 2 | PEER noport.yaml | noport.yaml:2:24: address is 'tcp://127.0.0.1'; it has to be
 2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' is used twice; each process needs its own
 2 | PEER sameport.yaml | sameport.yaml:3:24: 'b' has the address of 'a', tcp://127.0.0.1:47001; give
@@ -292,9 +221,7 @@ CASES = r"""
 2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle has blocks 0 to 3
 2 | PEER backwards.yaml | backwards.yaml:2:57: blocks is '3-1'; list at least one number, each once,
 2 | PEER huge.yaml | huge.yaml:2:80: threads is 2**70; it has to be a finite
-2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000; it has to be a whole number from 1 to
 2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is '.nan'; it has to be a number
-2 | PEER negative.yaml | negative.yaml:2:80: credits is -1; it has to be a whole number from 1 to
 2 | PEER codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
 2 | status --check --peers codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
 2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt
@@ -306,12 +233,9 @@ CASES = r"""
 2 | PEER deep.yaml | deep.yaml: deeper than 20 levels or more than 100000 values
 2 | PEER control.yaml | control.yaml:2:12: name is '\x1b[2Jx'; it has to be 1 to 63 letters,
 2 | PEER latin1.yaml | latin1.yaml: not UTF-8 text (byte 8); save it as UTF-8
-2 | PEER utf16.yaml | utf16.yaml: not UTF-8 text (byte 0); save it as UTF-8
 2 | PEER binary.yaml | binary.yaml: not UTF-8 text (byte 128); save it as UTF-8
 2 | PEER /dev/zero | /dev/zero: cannot be read: larger than 4000000 bytes; check the path
-2 | PEER bundle/stem.onnx | bundle/stem.onnx: not UTF-8 text (byte 3); save it as UTF-8
 2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
-2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
 2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public key, give the .key_secret
@@ -326,50 +250,30 @@ CASES = r"""
 2 | run --local 2 --data digits | --local starts peers with a bundle; give --bundle
 2 | predict flat/a.png | give --bundle DIR to answer in this process, or --peers FILE
 1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is not a bundle: it has no manifest.json; write one
-2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: cannot be read: No such file or
-2 | run --peers bundle --bundle good.yaml --data digits | bundle: cannot be read: Is a directory; check
-1 | run --peers good.yaml --bundle bundle --data nowhere | nowhere: no such folder or tar; check the path, or write
-1 | run --peers good.yaml --bundle bundle --data empty | empty holds no images; expected class folders with files
-1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
 1 | run --peers good.yaml --bundle bundle --data others | others: the model has no class 'cat'; its classes are '0',
 2 | RUN --policy best | '--policy': unknown policy 'best'; known here: nearest, sequential
 2 | RUN --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range 1<=x<=1000000
-2 | RUN --concurrency 2**70 | '--concurrency': 2**70 is not in the range 1<=x<=1000000
-2 | RUN --budget-ms 0 | '--budget-ms': 0.0 is not in the range 1<=x<=600000
 2 | RUN --budget-ms nan | '--budget-ms': nan is not a finite number
-2 | RUN --budget-ms inf | '--budget-ms': inf is not in the range 1<=x<=600000
-2 | RUN --budget-ms 1e999 | '--budget-ms': inf is not in the range 1<=x<=600000
 2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range 0<=x<=65536
 2 | RUN --max-skips 99 | max_skips 99 is larger than the number of blocks; use 0 to 4
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
-2 | RUN --audit nan | '--audit': nan is not a finite number
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400
-2 | RUN --wait nan | '--wait': nan is not a finite number
-2 | RUN --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
-2 | RUN --threads 2**70 | '--threads': 2**70 is not in the range 1<=x<=1024
 2 | RUN --report empty | cannot write empty: it is a folder; name a file
-2 | RUN --trace empty | cannot write empty: it is a folder; name a file
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
 2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so this needs the key of a source: give
-2 | run --peers keyed.yaml --bundle bundle --data digits --secret-key k.key_secret | the secret key belongs to no
 2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle
 1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 2 | predict | Missing argument 'IMAGE...'
-2 | predict --peers good.yaml --bundle bundle | Missing argument 'IMAGE...'
 1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
 1 | predict --peers good.yaml --bundle bundle empty | empty: the folder has no images; their names must end in .bmp,
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
-2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is not a finite number
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
-2 | demo --limit nan | '--limit': 'nan' is not a valid integer range
 2 | doctor extra | Got unexpected extra argument (extra)
-2 | doctor --jason | unknown option '--jason'; did you mean '--json'?
 2 | trian | unknown command 'trian'; did you mean 'train'? See
 2 | version | unknown command 'version'; did you mean '--version'? See
 2 | --jason | unknown option '--jason'; did you mean '--version'?
-2 | bundle | unknown command 'bundle'; known here: demo,
 2 | train | Missing option '--out'
 2 | train --out new | no data for new: give --data DATA, or name data.source in the --config file
 2 | train --data digits | Missing option '--out'
@@ -377,13 +281,10 @@ CASES = r"""
 2 | train --data digits --out file.txt | '--out': Directory 'file.txt' is a file
 2 | TRAIN --lr nan | '--lr': nan is not a finite number
 2 | TRAIN --lr -1 | '--lr': -1.0 is not in the range 0<x<=
-2 | TRAIN --lr fast | '--lr': 'fast' is not a valid float range
 2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range 0<=x<=1000000000
-2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is not a valid integer range
 2 | TRAIN --depth 0 | '--depth': 0 is not in the range 1<=x<=10000
 2 | TRAIN --method shufle | '--method': unknown method 'shufle'; did you mean 'shuffle'
 2 | TRAIN --config nowhere.yaml | no such file and no recipe 'nowhere.yaml'; the recipes are deit_b_cifar100,
-2 | TRAIN --config nosuchrecipe | no such file and no recipe 'nosuchrecipe'; the recipes are deit_b_cifar100,
 2 | TRAIN --config config.yaml | config.yaml:1:9: epochs is 'many'; it has to be a whole number
 2 | TRAIN --config lr.yaml | lr.yaml:1:13: lr is '.nan'; it has to be a number
 2 | TRAIN --config unknownkey.yaml | unknownkey.yaml:1:1: unknown key 'epoch'; did you mean 'epochs'?
@@ -391,16 +292,13 @@ CASES = r"""
 2 | TRAIN --config empty | empty: cannot be read: Is a directory; check the path
 1 | TRAIN --init nowhere | nowhere is neither a run folder nor a file; check --init
 1 | TRAIN --resume | new is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --out new'
-2 | TRAIN --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
 2 | TRAIN --resume --overwrite | --resume and --overwrite exclude each other; leave one out
 2 | export | Missing argument 'RUN'
 1 | export nowhere --out new | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --
 1 | export bundle --out new | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --ou
-1 | export file.txt --out new | file.txt is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
 2 | export run --out file.txt | cannot write file.txt: file.txt is not a folder; give another path
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp16', 'fp32', 'int8'
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
-2 | TRAIN --lr 1e999 | '--lr': inf is not in the range 0<x<=
 """
 """Exit code, command, and what is in its one line."""
 

@@ -279,13 +279,6 @@ def test_help_all_prints_every_option(command):
     assert "--strict-bundle" not in command("run", "--help")[1]
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("exprot", "export"), ("version", "--version")]
-)
-def test_a_misspelt_command_gets_a_hint(typed, meant):
-    assert f"unknown command '{typed}'; did you mean '{meant}'? See 'ls-edge --help'" in run(typed).stderr
-
-
 @pytest.mark.release
 def test_the_shell_completes_commands_options_and_choices():
     def completed(words, last):

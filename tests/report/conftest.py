@@ -9,6 +9,7 @@ from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecor
 from ls_edge.evaluation.run_summary import summarize
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
+CONCURRENCY = 4
 SPEED = {"board-a": 0.62, "board-b": 0.75, "laptop": 0.4}
 
 
@@ -27,42 +28,35 @@ def us(ms):
     return round(1000 * ms)
 
 
-def simulate(
-    requests=400, *, seed=0, policy="nearest", lost=(0.3, 0.55), concurrency=4, holdings=None, quality=0.9, gap_ms=2.0
-):
+def simulate(requests=400, *, seed=0, lost=(0.3, 0.55), quality=0.9):
     """A queueing simulation, request by request: similar enough to a run to draw it."""
     rng = random.Random(seed)
-    holdings = HOLDINGS if holdings is None else holdings
-    blocks = sorted({block for held in holdings.values() for block in held})
-    victim = list(holdings)[1] if len(holdings) > 1 else None
-    mean_ms = 9.0
-    length = requests * mean_ms / concurrency * 1.6
-    down = (lost[0] * length, lost[1] * length) if lost and victim else (float("inf"), float("inf"))
-    free = dict.fromkeys(holdings, 0.0)
-    slots = [0.0] * concurrency
+    victim, mean_ms = "board-b", 9.0
+    length = requests * mean_ms / CONCURRENCY * 1.6
+    down = (lost[0] * length, lost[1] * length) if lost else (float("inf"), float("inf"))
+    free = dict.fromkeys(HOLDINGS, 0.0)
+    slots = [0.0] * CONCURRENCY
     records = []
     for number in range(requests):
-        worker = min(range(concurrency), key=slots.__getitem__)
-        submitted = slots[worker] + rng.uniform(0, gap_ms)
+        worker = min(range(CONCURRENCY), key=slots.__getitem__)
+        submitted = slots[worker] + rng.uniform(0, 2.0)
         stem = rng.gauss(0.5, 0.03)
         clock = submitted + stem
-        remaining = list(blocks)
-        if policy == "random":
-            rng.shuffle(remaining)
+        remaining = list(range(8))
         order, visits, attempts, late = [], [], 1, 0.0
         while remaining:
-            alive = {n: h for n, h in holdings.items() if n != victim or not down[0] <= clock < down[1]}
+            alive = {n: h for n, h in HOLDINGS.items() if n != victim or not down[0] <= clock < down[1]}
             block = next((b for b in remaining if any(b in held for held in alive.values())), None)
             if block is None:
                 break
             holder = rng.choice([name for name, held in alive.items() if block in held])
             run = []
-            while block in holdings[holder]:
+            while block in HOLDINGS[holder]:
                 run.append(block)
                 remaining.remove(block)
                 block = remaining[0] if remaining else None
             wire = rng.lognormvariate(-1.0, 0.3)
-            engine = len(run) * SPEED.get(holder, 0.5) * rng.uniform(0.95, 1.2)
+            engine = len(run) * SPEED[holder] * rng.uniform(0.95, 1.2)
             start = max(clock + wire, free[holder])
             queue = start - clock - wire
             if holder == victim and clock < down[0] <= start + engine:
@@ -101,8 +95,8 @@ def simulate(
                 visits=tuple(visits),
             )
         )
-    events = [PeerEvent(0, name, PeerState.ALIVE) for name in holdings]
-    if lost and victim:
+    events = [PeerEvent(0, name, PeerState.ALIVE) for name in HOLDINGS]
+    if lost:
         events += [
             PeerEvent(us(down[0] + 1.3), victim, PeerState.LOST, "the connection was closed"),
             PeerEvent(us(down[1]), victim, PeerState.ALIVE, "warm again"),
@@ -111,13 +105,13 @@ def simulate(
         bundle_id="6f1c8a52" * 8,
         model="vit_digits",
         method="shuffle",
-        policy=policy,
+        policy="nearest",
         seed=seed,
         classes=tuple("0123456789"),
         peers={
-            name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name, held in holdings.items()
+            name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name, held in HOLDINGS.items()
         },
-        settings={"concurrency": concurrency, "budget_ms": 2000, "max_skips": len(blocks) // 4, "data": "digits"},
+        settings={"concurrency": CONCURRENCY, "budget_ms": 2000, "max_skips": 2, "data": "digits"},
         preprocess_ms=[rng.uniform(0.3, 0.5) for _ in range(min(requests, 1000))],
         wall_s=length / 1000 + 1.2,
     )

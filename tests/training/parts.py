@@ -27,7 +27,10 @@ SHAPES = {
 }
 ROWS = {**{name: {} for name in METHODS}, "position without dropout": {"dropout": 0.0}}
 """Methods with their settings."""
-TABLE = list(itertools.product(ROWS, SHAPES, ("cached", "broken"), (1, 3, 4, BATCH)))
+TABLE = [
+    *itertools.product(ROWS, ("plain",), ("broken",), (1, 3)),
+    *itertools.product(("shuffle",), SHAPES, ("cached",), (1, 4, BATCH)),
+]
 """Method, model, kind of data, and number of parts."""
 PROBE = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 

@@ -109,7 +109,7 @@ def _finding(found: Agreement) -> str:
 def _charts(found: Agreement) -> list[Chart]:
     import altair as alt
 
-    from ls_edge.report.charts.specification import lines_chart, percent_axis
+    from ls_edge.report.charts.specification import PERCENT, lines_chart
 
     compared = (found.random, *found.left_out)
     series: dict[str, dict[int, float | None]] = {
@@ -117,7 +117,7 @@ def _charts(found: Agreement) -> list[Chart]:
         "same class in all orders": {one.left_out: one.all_same_class for one in compared},
         "total variation": {one.left_out: one.total_variation for one in compared},
     }
-    return [lines_chart(series, "blocks left out", None, scale=alt.Scale(domain=[0, 1]), axis=percent_axis())]
+    return [lines_chart(series, "blocks left out", None, scale=alt.Scale(domain=[0, 1]), axis=PERCENT)]
 
 
 AGREEMENT = MeasuredKind(

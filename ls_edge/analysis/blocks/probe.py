@@ -93,7 +93,7 @@ def _finding(found: Probe) -> str:
 def _charts(found: Probe) -> list[Chart]:
     import altair as alt
 
-    from ls_edge.report.charts.specification import bars_chart, chart_of, percent_axis, row_of, tooltip_of
+    from ls_edge.report.charts.specification import PERCENT, bars_chart, chart_of, row_of, tooltip_of
     from ls_edge.report.theme import color
 
     names = ["outputs", "shuffled slots"]
@@ -104,7 +104,7 @@ def _charts(found: Probe) -> list[Chart]:
         if value is not None
     ]
     tips = [tooltip_of("value", "accuracy"), tooltip_of("guess", "guess")]
-    share = {"scale": alt.Scale(domain=[0, 1]), "axis": percent_axis()}
+    share = {"scale": alt.Scale(domain=[0, 1]), "axis": PERCENT}
     bars = bars_chart(rows, names, None, tips, **share)
     guess = chart_of(rows).mark_tick(color=color("ink"), thickness=1.5).encode(x="block:O", y="guess:Q")
     return [alt.layer(bars, guess).properties(width="container", height=220, description=bars.description)]

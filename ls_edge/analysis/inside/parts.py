@@ -128,7 +128,7 @@ def _finding(found: PartsWorth) -> str:
 def _charts(found: PartsWorth) -> list[Chart]:
     import altair as alt
 
-    from ls_edge.report.charts.specification import chart_of, lines_chart, percent_axis, row_of, tooltip_of
+    from ls_edge.report.charts.specification import PERCENT, chart_of, lines_chart, row_of, tooltip_of
     from ls_edge.report.theme import color
 
     where = [*block_names(found.parts[0].blocks), "all"]
@@ -136,7 +136,7 @@ def _charts(found: PartsWorth) -> list[Chart]:
         part.name: dict(zip(where, [one.top1 for one in (*part.blocks, part.everywhere)], strict=True))
         for part in found.parts
     }
-    points = lines_chart(series, "block without the part", "accuracy", order=where, axis=percent_axis(), joined=False)
+    points = lines_chart(series, "block without the part", "accuracy", order=where, axis=PERCENT, joined=False)
     rule = chart_of([row_of(value=found.trained.top1)]).mark_rule(color=color("ink"), strokeDash=[4, 3])
     layers = alt.layer(rule.encode(y="value:Q", tooltip=[tooltip_of("value", "accuracy with all parts")]), points)
     return [layers.properties(width="container", height=220, description=points.description)]

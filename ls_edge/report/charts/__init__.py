@@ -15,7 +15,6 @@ from ls_edge.report.charts.accuracy_charts import (
     freedom_figure,
 )
 from ls_edge.report.charts.latency_charts import (
-    latency_comparison,
     latency_histogram,
     latency_over_time,
     outcomes_over_time,
@@ -38,7 +37,6 @@ __all__ = [
     "accuracy_figure",
     "check_figure",
     "freedom_figure",
-    "latency_comparison",
     "latency_histogram",
     "latency_over_time",
     "outcomes_over_time",

@@ -10,18 +10,15 @@ import numpy as np
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.core.text import NOTHING, counted, shorten, show_hours, show_ms
-from ls_edge.evaluation.run_summary import Floats, Quantiles, RunSummary
+from ls_edge.evaluation.run_summary import Floats, Quantiles
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
     MOST_POINTS,
     ZOOM,
     chart_of,
-    distinct_labels,
     expression,
     label,
-    names_axis,
-    percent_axis,
     row_of,
     tooltip_of,
     wide_legend,
@@ -35,36 +32,8 @@ FAR = 4.0
 """Multiple of the 95th percentile beyond which a latency would squeeze all others into a few bars."""
 
 
-def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
-    """Draw the median latency of runs, with a thick line to the 95th percentile and a thin line to the maximum."""
-    found = [(name, run.latency_ms) for name, run in runs if run.latency_ms.p50 is not None]
-    if not found:
-        return None
-    names = distinct_labels([name for name, _ in found], 42)
-    rows = [
-        row_of(run=name, p50=q.p50, p95=q.p95, max=q.max, text=f"{show_ms(q.p50)}, p95 {show_ms(q.p95)}")
-        for name, (_, q) in zip(names, found, strict=True)
-    ]
-    ends = np.array([value for row in rows for value in (row["p50"], row["max"])])
-    scale = _latency_scale(ends, room=1.1)
-    x = alt.X("p50:Q", title="latency, ms", scale=scale)
-    y = names_axis("run:N", names)
-    tips = [alt.Tooltip("run:N"), *(tooltip_of(name, f"{name}, ms") for name in ("p50", "p95", "max"))]
-    base = chart_of(rows).encode(x=x, y=y, tooltip=tips)
-    layers = [
-        base.mark_rule(color=color("axis")).encode(x2=alt.X2("max:Q")),
-        base.mark_rule(color=color("accent"), strokeWidth=4).encode(x2=alt.X2("p95:Q")),
-        base.mark_circle(color=color("accent"), size=110, opacity=1, stroke=color("bg")),
-        base.mark_text(align="left", baseline="bottom", dx=-6, dy=-7, color=color("ink")).encode(
-            text=alt.Text("text:N")
-        ),
-    ]
-    described = "; ".join(f"{row['run']}: {row['text']}" for row in rows)
-    return alt.layer(*layers).properties(width="container", height=44 * len(rows), description=f"{described}.")
-
-
 def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
-    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th, and 99th percentile.
+    """Draw a histogram of latencies in ms, and the median, 95th, and 99th percentile.
 
     Outliers are counted but not drawn; otherwise, all other answers would share one bar.
     """
@@ -92,30 +61,13 @@ def latency_histogram(values: Floats, quantiles: Quantiles) -> Chart | None:
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
-    layers = [bars, _cumulative(drawn, len(drawn) / len(values), scale, x), *_quantile_marks(quantiles, x, high)]
-    return (
-        alt.layer(*layers)
-        .resolve_scale(y="independent")
-        .properties(
-            width="container",
-            height=_HEIGHT,
-            description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(quantiles.p50)}, "
-            f"95th percentile {show_ms(quantiles.p95)}, 99th percentile {show_ms(quantiles.p99)}, "
-            f"largest {show_ms(quantiles.max)}{beyond}.",
-        )
+    return alt.layer(bars, *_quantile_marks(quantiles, x, high)).properties(
+        width="container",
+        height=_HEIGHT,
+        description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(quantiles.p50)}, "
+        f"95th percentile {show_ms(quantiles.p95)}, 99th percentile {show_ms(quantiles.p99)}, "
+        f"largest {show_ms(quantiles.max)}{beyond}.",
     )
-
-
-def _cumulative(values: Floats, most: float, scale: alt.Scale, x: alt.X) -> Chart:
-    """Draw the cumulative fraction of all answers; ``values`` are the fraction ``most`` of these."""
-    low, high = scale.domain
-    order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
-    steps = [row_of(at=low, share=0.0)]
-    steps += [row_of(at=value, share=most * i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
-    steps += [row_of(at=high, share=most)]
-    axis = percent_axis(orient="right", values=[0.5, 1], grid=False, labelColor=color("bad"))
-    y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1.3]), axis=axis)
-    return chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
 
 
 def _quantile_marks(quantiles: Quantiles, x: alt.X, high: float) -> list[Chart]:

@@ -34,12 +34,8 @@ MOST_TEXTS = 12
 """Maximum number of rows in a grid whose cells have text."""
 
 
-def percent_axis(**properties: Any) -> alt.Axis:
-    """Return an axis that shows fractions as :func:`ls_edge.core.text.show_percent` does, without decimals."""
-    return alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", **{"grid": True, **properties})
-
-
-PERCENT = percent_axis(values=[0, 0.25, 0.5, 0.75, 1])
+PERCENT = alt.Axis(labelExpr="format(100 * datum.value, '.0f') + ' %'", grid=True, values=[0, 0.25, 0.5, 0.75, 1])
+"""Axis that shows fractions as :func:`ls_edge.core.text.show_percent` does, without decimals."""
 
 ZOOM = "wheel![event.shiftKey]"
 """Wheel event for zooming; without the shift key, the wheel scrolls the page."""

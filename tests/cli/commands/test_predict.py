@@ -254,7 +254,7 @@ def test_no_output_of_a_run_has_the_password_of_its_camera(ls_edge, complaints, 
     assert "SECRET" not in done.stdout + done.stderr + written
 
 
-@pytest.mark.parametrize(("pause", "number", "code"), [(0.05, None, 3), (1.5, None, 3), (1.5, "SIGTERM", 143)])
+@pytest.mark.parametrize(("pause", "number", "code"), [(0.05, None, 3), (1.5, "SIGTERM", 143)])
 def test_predict_ends_with_its_camera_or_a_signal(ls_edge, tiny_bundle, pause, number, code):
     with Camera(30 if number else 5, pause) as camera:
         process = ls_edge.start("predict", "--bundle", tiny_bundle, secret(camera), "--json", "--threads", 1)

@@ -34,14 +34,6 @@ FIELDS = {"reachable", "key", "state", "bundle_id", "blocks", "warm", "latency_m
 """Of the contract."""
 
 
-def has_ipv6():
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
 def asked(ls_edge, path, *arguments, code=0):
     done = ls_edge.run("status", "--peers", path, "--json", *arguments)
     assert done.returncode == code, done.stderr
@@ -288,18 +280,6 @@ def test_wrong_and_missing_keys_differ(
         assert (peer["reachable"], peer["key"], peer["state"]) == (False, "refused", "refused")
         assert "refused our key" in peer["reason"]
     assert stat.S_IMODE(os.stat(secret).st_mode) == 0o600
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback")
-def test_peers_have_addresses_of_ip_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_until):
-    path = write_peers(PLACEMENT)
-    path.write_text(path.read_text().replace("127.0.0.1", "[::1]"))
-    bundle = Bundle.open(tiny_bundle)
-    serving = [serve(Peer(load_peers(path), name, bundle)) for name in PLACEMENT]
-    wait_until(lambda: all(peer.machine.rules.warm for peer in serving), 30.0, "warm peers")
-    assert {peer["state"] for peer in asked(ls_edge, path).values()} == {"alive"}
-    done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--json")
-    assert json.loads(done.stdout)["answered"] == 5
 
 
 def test_watching_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):

@@ -17,7 +17,6 @@ def test_the_histogram_counts_every_answer(run_with_loss):
     assert [row["text"] for row in rows if "text" in row] == [
         f"p50 {show_ms(figures.p50)}", f"p95 {show_ms(figures.p95)}", f"p99 {show_ms(figures.p99)}"
     ]  # fmt: skip
-    assert max(row["share"] for row in rows if "share" in row) == 1.0
 
 
 @pytest.mark.parametrize("late", [[8000.0], [8000.0] * 20])
@@ -29,7 +28,6 @@ def test_one_late_answer_does_not_leave_one_bar_for_all_others(late):
     assert sum(bars) == 1000
     assert len(bars) >= 12
     assert max(bars) < 300
-    assert max(row["share"] for row in rows if "share" in row) == pytest.approx(1000 / len(values), abs=1e-4)
     number = f"{len(late)} answers" if len(late) > 1 else "1 answer"
     assert f"not drawn: {number} up to 8.0 s" in json.dumps(spec)
     assert all(row["at"] < 20 for row in rows if "at" in row)

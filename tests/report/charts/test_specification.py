@@ -41,7 +41,7 @@ DRAWN = histogram, charts.latency_over_time, charts.accuracy_by_skips
 
 
 @given(st.lists(requests, max_size=6), st.lists(events, max_size=6))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example([record(latency_us=0, visits=(Visit("a", (0,), 0, 0, 0),))], [])
 def test_specifications_of_any_times_hold_only_numbers(records, happened):
     """Other tests compare specifications with the schema, which takes most of the time and ignores their values."""

@@ -77,6 +77,6 @@ def test_the_page_names_the_classes(run, tmp_path):
     )
     text = (tmp_path / "r.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert text.count('<img src="data:image/png;base64,') == 7
-    assert "<b>dog</b>, not cat" in text
+    assert "<b>cat</b>, not dog" in text
     assert "<b>bird</b>" not in text.replace("&lt;b&gt;bird&lt;/b&gt;", "")
     assert "Classes most often confused" in text

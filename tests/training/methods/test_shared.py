@@ -272,6 +272,7 @@ def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_pat
         assert np.abs(pipeline.forward(IMAGES.numpy(), [0, 1, 2]) - wanted).max() > 1e-3
 
 
+@pytest.mark.release
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
 def test_ends_ignore_their_slot_and_slots_do_not_count_folded_blocks():
     view = made("0/1-5")[1]
