@@ -35,8 +35,8 @@ def test_the_terminal_and_the_page_write_the_same_numbers(run_with_loss, tmp_pat
     print_summary(summary, out)
     write_report(tmp_path / "r.html", summary, run.records, run.events)
     page = re.sub(r"<[^>]*>", "", (tmp_path / "r.html").read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
-    assert "medians per hop: wire 0.38 ms" in written(out)
-    assert "medians per hop: 0.38 ms wire" in page
+    assert "medians per hop: wire 0.39 ms" in written(out)
+    assert "medians per hop: 0.39 ms wire" in page
     for text in (written(out), page):
         assert "2,558" in text
         assert "2557.9" not in text

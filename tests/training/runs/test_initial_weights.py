@@ -111,7 +111,7 @@ def test_arguments_that_follow_from_the_data_are_refused(tmp_path):
         ({"num_classes": 7}, "num_classes is 7; leave it out: it is the number of classes"),
         ({"in_chans": 1}, "in_chans is 1; use 3 or leave it out: images are decoded to red, green and blue"),
         ({"global_pool": ""}, "global_pool is ''; use avg, token or another kind"),
-        ({"pretrained": True}, "pretrained is True; use the key pretrained of the section model"),
+        ({"pretrained": True}, "pretrained is true; use the key pretrained of the section model"),
         ({"name": "vit_cifar"}, "name is 'vit_cifar'; use the key name of the section model"),
         ({"checkpoint_path": "w.pth"}, "checkpoint_path is 'w.pth'; use the key init of the section model"),
         ({"device": "meta"}, "device is 'meta'; use the key device of the configuration"),
