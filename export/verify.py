@@ -238,12 +238,12 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     view.bands = bundle.bands
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, sum(batches)) if samples is None else samples.images
+    check_half_range(bundle, images)  # first: it names the cause of what differs
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
         outputs = reference_outputs(bundle, chain.executor.run)
-    check_half_range(bundle, images)
     result.notes.update(int8_form(bundle))
     _check_outputs(m.verified.get("outputs", {}), outputs, limit_of(m))
     _check_claims(m.verified, result)

@@ -128,7 +128,7 @@ class Applier(Sender):
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
         self._model_id = model.manifest.model_id
-        if self._rolls_back and all(self._wanted(name) == self._active(name) for name in welcomes):
+        if self._rolls_back and all(self._wanted(name) in (b"", self._active(name)) for name in welcomes):
             raise UsageError("no peer can return to a previous bundle; give --bundle to apply one")
         self._plan = plan_change(
             {name: welcome.blocks for name, welcome in welcomes.items()},
