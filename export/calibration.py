@@ -6,7 +6,7 @@ spread evenly over the classes. All images are kept in memory: 0.6 MB for each i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,27 +98,28 @@ def read_calibration(
     return Calibration(found.source, fit, held_out, taken.account(unreadable))
 
 
-def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
+def activation_ranges(blocks: Iterable[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
     """Return the largest magnitudes in the inputs of each block's linear layers, by the name of the input.
 
     The ``tokens`` ``[n, N, D]`` of the stem run through the blocks in trained order and in random orders within
     ``bands``, since blocks run in both.
     """
-    watched = [_watched(block) for block in blocks]
-    sessions = [
-        open_session(to_bytes(model, f"block {i}"), f"block {i}", provider=CPU, threads=1)
-        for i, (model, _) in enumerate(watched)
-    ]
-    ranges: list[dict[str, float]] = [dict.fromkeys(names, 0.0) for _, names in watched]
-    for order in [tuple(range(len(blocks))), *bands.random_orders(RANGE_ORDERS, seed=0)]:
+    watched: list[tuple[Any, list[str], bool]] = []
+    for index, block in enumerate(blocks):
+        model, names = _watched(block)
+        session = open_session(to_bytes(model, f"block {index}"), f"block {index}", provider=CPU, threads=1)
+        watched.append((session, names, len(block.graph.input) > 1))
+    ranges: list[dict[str, float]] = [dict.fromkeys(names, 0.0) for _, names, _ in watched]
+    for order in [tuple(range(len(watched))), *bands.random_orders(RANGE_ORDERS, seed=0)]:
         for start in range(0, min(len(tokens), RANGE_IMAGES), 8):
             now = tokens[start : start + 8]
             for slot, index in enumerate(order):
+                session, names, takes_slot = watched[index]
                 inputs = {"tokens": now}
-                if len(blocks[index].graph.input) > 1:
+                if takes_slot:
                     inputs["slot"] = np.full(len(now), slot, np.int64)
-                now, *seen = sessions[index].run(None, inputs)
-                for name, values in zip(watched[index][1], seen, strict=True):
+                now, *seen = session.run(None, inputs)
+                for name, values in zip(names, seen, strict=True):
                     largest = float(np.percentile(np.abs(values), PERCENTILE))
                     ranges[index][name] = max(ranges[index][name], largest)
     return ranges

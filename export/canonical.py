@@ -4,12 +4,13 @@ A part is a self-contained graph of standard operators: opset 17 and IR version 
 (19 and 9 where scales of quantization are in half precision), fixed tensor names, a batch axis called ``batch``, and no
 other dynamic axes. :func:`canonicalize` rewrites a traced graph for that opset and for faster engines
 (:mod:`ls_edge.export.portable`), and removes everything that depends on how and where it was traced (names of
-intermediate values, stack traces, metadata), so that equal weights give equal bytes; :func:`identified` adds metadata
+intermediate values, stack traces, metadata), so that equal weights give equal bytes; :func:`identify` adds metadata
 for readers of the file. :func:`check` compares a file with this form; ``ls_edge.export.verify`` compares its results.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -114,13 +115,18 @@ def rewritten(
     return result
 
 
-def identified(model: onnx.ModelProto, part: str, draft: Manifest) -> onnx.ModelProto:
-    """Return ``model`` with a graph name and metadata that identify it and are equal in all exports of a run."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    result.graph.name = f"{PRODUCER}-{draft.model_id[:16]}-{part.replace(' ', '-')}"
-    onnx.helper.set_model_props(result, part_metadata(draft, part))
-    return result
+def identify(model: onnx.ModelProto, part: str, draft: Manifest) -> None:
+    """Give ``model`` a graph name and metadata that identify it and are equal in all exports of a run."""
+    model.graph.name = f"{PRODUCER}-{draft.model_id[:16]}-{part.replace(' ', '-')}"
+    onnx.helper.set_model_props(model, part_metadata(draft, part))
+
+
+def digest_of_graph(model: onnx.ModelProto) -> bytes:
+    """Return a digest of nodes and weights, which does not depend on names that :func:`identify` gives."""
+    digest = hashlib.sha256()
+    for item in (*model.graph.node, *model.graph.initializer):
+        digest.update(item.SerializeToString(deterministic=True))
+    return digest.digest()
 
 
 def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
@@ -129,8 +135,8 @@ def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
         return bytes(model.SerializeToString(deterministic=True))
     except (ValueError, EncodeError) as error:
         raise VerificationError(
-            f"{name} is too large for one ONNX file, which holds at most 2 GB ({error}); leave out --whole, or choose "
-            "a smaller model"
+            f"{name} takes {model.ByteSize():,} bytes, and an ONNX file holds at most 2 GB ({error}); "
+            + ("leave out --whole" if name == "whole" else "choose a model with smaller blocks")
         ) from None
 
 

@@ -38,7 +38,9 @@ _INTEGERS = ("Shape", "Size", "QuantizeLinear")
 LARGEST = 65_504.0
 """Largest float16 number."""
 HALF_IMAGES = 32
-"""Maximum number of images in the batch on which values are inspected."""
+"""Maximum number of images on which values are inspected."""
+BATCH = 8
+"""Number of them that run at the same time, which limits the memory for all values."""
 
 
 def to_half(model: onnx.ModelProto, wide: Collection[str] = ()) -> onnx.ModelProto:
@@ -64,7 +66,8 @@ def beyond_half(
 
     Up to :data:`HALF_IMAGES` of ``images`` run through the parts in each order.
     """
-    images = images[:HALF_IMAGES]
+    if bundle.manifest.precision != "fp16" and bundle.manifest.opset != HALF_SCALES[0]:
+        return {}
     names = ["stem", *(f"block {owner}" for owner in dict.fromkeys(bundle.owners)), "head"]
     sessions = {part: _with_halves_as_outputs(bundle.read(part), part) for part in names}
     found: dict[str, dict[str, None]] = {}
@@ -72,15 +75,15 @@ def beyond_half(
     def run(part: str, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
         session, names = sessions[part]
         if slot is not None and bundle.manifest.needs_slot:
-            inputs["slot"] = np.full(len(images), slot, np.int64)
+            inputs["slot"] = np.full(len(inputs["tokens"]), slot, np.int64)
         result, *halves = session.run(None, inputs)
         for name, values in zip(names, halves, strict=True):
             if not float(np.abs(values).max()) <= largest:
                 found.setdefault(part, {})[name] = None
         return np.asarray(result)
 
-    if any(names for _, names in sessions.values()):
-        start = run("stem", None, images=images)
+    for first in range(0, min(len(images), HALF_IMAGES), BATCH):
+        start = run("stem", None, images=images[first : first + BATCH])
         for order in orders:
             tokens = start
             for slot, index in enumerate(order):

@@ -20,7 +20,7 @@ def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     """Merge parts into a graph ``images -> logits``; a block's slot is its place in trained order."""
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
     prefixes = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
-    return to_bytes(_join(parts, prefixes), "the whole model")
+    return to_bytes(_join(parts, prefixes), "whole")
 
 
 def _add_slot(whole: onnx.ModelProto, name: str, slot: int, tokens: str) -> None:

@@ -1,15 +1,18 @@
 """Modules of a model that become ONNX files: stem, blocks, and head.
 
 The modules take and return only tensors: ``images`` to ``tokens``; ``tokens`` (and ``slot`` if the method needs it) to
-``tokens_out``; ``tokens`` to ``logits``. They wrap a copy of the view in float32, on the CPU, in evaluation mode, and
+``tokens_out``; ``tokens`` to ``logits``. They wrap a view in float32, on the CPU, in evaluation mode, and
 with unfused attention, because the exporter surrounds fused attention with shape arithmetic. The precision of a part is
 changed later, in its graph (``fp16``, ``int8``).
+
+A view for export shares its weights with the original, and the module of a part has no other blocks, so neither the
+exporter nor a comparison needs memory for a second model.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +22,7 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import NOT_FOLDED, Folded
 from ls_edge.core.errors import UsageError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.training.models.view import BlockView
 
 
@@ -42,6 +46,12 @@ class PartsView:
         other = copy.copy(self)
         other.view = view
         return other
+
+    def alone(self, part: int) -> PartsView:
+        """Return the parts of a view for export that only has the blocks of one part (:mod:`ls_edge.core.parts`)."""
+        first, end = self.folded.stem, self.view.num_blocks - self.folded.head
+        ends = {STEM: range(first), HEAD: range(end, self.view.num_blocks)}
+        return self.of(prepare_for_export(self.view, ends.get(part, (first + part,))))
 
     def eval(self) -> PartsView:
         """Switch the view to evaluation mode."""
@@ -104,9 +114,18 @@ class ExportTarget:
     output: str
 
 
-def prepare_for_export(view: BlockView) -> BlockView:
-    """Return a copy of ``view`` in float32, on the CPU, in evaluation mode, and with unfused attention."""
-    plain = copy.deepcopy(view).float().cpu().eval().requires_grad_(False)
+def prepare_for_export(view: BlockView, only: Container[int] | None = None) -> BlockView:
+    """Return a view in float32, on the CPU, in evaluation mode, and with unfused attention, with the same weights.
+
+    Blocks that are not in ``only`` are empty.
+    """
+    parts: dict[int, nn.Module | nn.Parameter] = {
+        id(weight): nn.Parameter(weight.detach().float().cpu(), requires_grad=False) for weight in view.parameters()
+    }
+    if only is not None:
+        kept = {id(block) for index, block in enumerate(view.blocks) if index in only}
+        parts |= {id(block): nn.Identity() for block in view.blocks if id(block) not in kept}
+    plain = copy.deepcopy(view, parts).float().cpu().eval()
     for module in plain.modules():
         if getattr(module, "fused_attn", None):
             module.fused_attn = False  # type: ignore[assignment]
@@ -115,12 +134,14 @@ def prepare_for_export(view: BlockView) -> BlockView:
 
 def stem_target(parts: PartsView) -> ExportTarget:
     """Return the export target of the stem, including blocks that are folded into it."""
+    alone = parts.alone(STEM)
     images = torch.zeros(2, 3, *parts.view.image_size)
-    return ExportTarget("stem", _OneInput(parts.view, parts.stem).eval(), {"images": images}, "tokens")
+    return ExportTarget("stem", _OneInput(alone.view, alone.stem).eval(), {"images": images}, "tokens")
 
 
 def block_target(view: BlockView, index: int, folded: int = 0) -> ExportTarget:
     """Return the export target of block ``index``; its slots do not count the first ``folded`` blocks."""
+    view = prepare_for_export(view, (index,))
     inputs = {"tokens": _tokens(view)}
     if not view.needs_slot:
         module = _OneInput(view, lambda tokens: view.block(index, tokens, 0))
@@ -132,7 +153,8 @@ def block_target(view: BlockView, index: int, folded: int = 0) -> ExportTarget:
 
 def head_target(parts: PartsView) -> ExportTarget:
     """Return the export target of the head, including blocks that are folded into it."""
-    module = _OneInput(parts.view, parts.head)
+    alone = parts.alone(HEAD)
+    module = _OneInput(alone.view, alone.head)
     return ExportTarget("head", module.eval(), {"tokens": _tokens(parts.view)}, "logits")
 
 

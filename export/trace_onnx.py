@@ -30,7 +30,7 @@ from ls_edge.core.bundle import NOT_FOLDED, Folded
 from ls_edge.core.errors import ModelError
 from ls_edge.export.canonical import BATCH, canonicalize
 from ls_edge.export.portable import TRACED_OPSET
-from ls_edge.export.targets import ExportTarget, block_target
+from ls_edge.export.targets import ExportTarget, block_target, prepare_for_export
 from ls_edge.training.models.view import BlockView
 
 Origin = tuple[str, bool]
@@ -150,7 +150,7 @@ def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.
     template = None
     if alike and len(set(view.owners)) > 1 and _equal_but_for_weights(view.blocks):
         template = _template(view, folded.stem)
-    arrays = _arrays(block_target(view, 0).module)
+    arrays = {f"view.{name}": array for name, array in _arrays(view).items()}
     traced: dict[int, onnx.ModelProto] = {}
     for index in range(folded.stem, view.num_blocks - folded.head):
         owner = view.owners[index]
@@ -158,8 +158,10 @@ def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.
             yield template.fill(arrays, owner)
             continue
         if owner not in traced:
-            model = _traced(block_target(view, index, folded.stem))
-            traced = {owner: canonicalize(model, _names(_parameter_origins(model, arrays), _prefix(index)))}
+            target = block_target(view, index, folded.stem)
+            model = _traced(target)
+            origins = _parameter_origins(model, _arrays(target.module))
+            traced = {owner: canonicalize(model, _names(origins, _prefix(index)))}
         yield traced[owner]
 
 
@@ -170,7 +172,7 @@ def _prefix(index: int) -> str:
 
 def _template(view: BlockView, folded: int) -> _Template | None:
     """Trace block 0 with random weights; return None if a tensor of the graph cannot be matched with a parameter."""
-    scratch = copy.deepcopy(view)
+    scratch = copy.deepcopy(prepare_for_export(view, (0,)))  # its own weights
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in scratch.parameters():
@@ -179,7 +181,7 @@ def _template(view: BlockView, folded: int) -> _Template | None:
     target = block_target(scratch, 0, folded)
     model = _traced(target)
     origins = _parameter_origins(model, _arrays(target.module))
-    own = {id(parameter) for parameter in scratch.blocks[0].parameters()}
+    own = {id(parameter) for parameter in target.module.view.blocks[0].parameters()}
     wanted = {name for name, parameter in target.module.named_parameters() if id(parameter) in own}
     constants = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
     names = _names(origins, _prefix(0))

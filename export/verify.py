@@ -1,8 +1,10 @@
 """Comparison of exported parts with PyTorch: each part alone, then all parts as a chain.
 
-The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Batches of one to three
-images and of the maximum size show that the batch axis is free; trained and shuffled orders show that blocks work in
-any order that the bands allow. The tolerances by precision are (:data:`TOLERANCES`):
+The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Each part runs on
+batches of one to three images and of the maximum size, which shows that the batch axis is free; the reference runs once
+on all images, since PyTorch's batch axis is free. The chain runs on :data:`CHAIN_IMAGES` in trained and in shuffled
+orders, which shows that blocks work in any order that the bands allow. The tolerances by precision are
+(:data:`TOLERANCES`):
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
   own float32 is less exact (because of long sums, as in convolutional stems), a part may differ by
@@ -18,8 +20,6 @@ any order that the bands allow. The tolerances by precision are (:data:`TOLERANC
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from torch import Tensor
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.core.errors import VerificationError
+from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.text import short_id
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.measuring import reference_outputs
@@ -42,7 +43,7 @@ from ls_edge.engines.reference import INT8_LIMIT, LEAST_LIMIT, limit_of, relativ
 from ls_edge.export.calibration import Samples
 from ls_edge.export.fp16 import LARGEST, beyond_half
 from ls_edge.export.settings import MAX_BATCH
-from ls_edge.export.targets import PartsView, prepare_for_export
+from ls_edge.export.targets import PartsView
 from ls_edge.training.runs.checkpoint import LoadedRun
 
 
@@ -67,8 +68,10 @@ OWN_ROUNDING = 4.0
 """Allowed multiple of PyTorch's own rounding error, since both sums have one and there are few images."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
-AGREEMENT_SLACK = 0.05
-"""Maximum excess of a recorded agreement over one measured on another CPU: two of the 42 compared answers."""
+CHAIN_IMAGES = 2
+"""Number of images that run through the whole chain in each order."""
+AGREEMENT_SLACK = 0.17
+"""Maximum excess of a recorded agreement over one measured on another CPU: one of the six compared answers."""
 COSINE_SLACK = 5e-4
 SHUFFLED = 2
 _NOISE = 1e-9
@@ -132,7 +135,7 @@ class Verified:
         }
 
 
-def generated_images(image: ImageSpec, count: int = 3 + MAX_BATCH) -> np.ndarray:
+def generated_images(image: ImageSpec, count: int = MAX_BATCH) -> np.ndarray:
     """Return seeded images float32 ``[count, 3, H, W]``, normalized: slow waves under noise."""
     rng = np.random.default_rng(0)
     height, width = image.size
@@ -161,23 +164,18 @@ def verify_numbers(
         raise VerificationError(f"precision {precision!r} cannot be verified by this version, only {list(TOLERANCES)}")
     engine = f"onnxruntime {onnxruntime_module().__version__} {chain.provider}"
     comparison = _Comparison(view, chain, Verified(precision, source, engine, batches))
-    images = images[np.arange(sum(batches)) % len(images)]
-    start = 0
-    with torch.no_grad(), contextlib.ExitStack() as stack:
-        whole = None
+    images = images[np.arange(max(batches)) % len(images)]
+    with torch.no_grad():
+        few = images[:CHAIN_IMAGES]
+        trained = comparison.parts(images)[:CHAIN_IMAGES]
+        comparison.chain_in("trained", range(chain.num_blocks), few, trained)
+        for order in view.bands.random_orders(SHUFFLED, seed=0):
+            comparison.chain_in("shuffled", order, few, view.forward(torch.from_numpy(few), order))
         if chain.bundle.manifest.parts.whole is not None:
             signature = signature_of(chain.bundle.manifest, "whole")
             whole = OnnxEngine(chain.bundle.read("whole"), "whole", signature, provider=CPU, threads=1)
-            stack.callback(whole.close)
-        for batch in batches:
-            taken = images[start : start + batch]
-            start += batch
-            trained = comparison.parts(taken)
-            comparison.chain_in("trained", range(chain.num_blocks), taken, trained)
-            if whole is not None:
-                comparison.whole(whole.run({"images": taken}), taken, trained)
-            for order in view.bands.random_orders(SHUFFLED, seed=0):
-                comparison.chain_in("shuffled", order, taken, view.forward(torch.from_numpy(taken), order))
+            comparison.whole(whole.run({"images": few}), few, trained)
+            whole.close()
     return comparison.result
 
 
@@ -237,7 +235,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     view = PartsView(run.view, folded=folded)
     view.bands = bundle.bands
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
-    images = generated_images(m.image, sum(batches)) if samples is None else samples.images
+    images = generated_images(m.image, max(batches)) if samples is None else samples.images
     check_half_range(bundle, images)  # first: it names the cause of what differs
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
@@ -317,59 +315,82 @@ class _Comparison:
     def __init__(self, view: PartsView, chain: Pipeline, result: Verified) -> None:
         self.view, self.chain, self.result = view, chain, result
 
-    @functools.cached_property
-    def exact(self) -> PartsView:
-        """The same model in float64, which is built only if a part misses its tolerance."""
-        return self.view.of(prepare_for_export(self.view.view).double())
+    def _exact(self, part: int) -> PartsView:
+        """Return a part in float64, which is only needed if a part misses its tolerance."""
+        alone = self.view.alone(part)
+        alone.view.double()
+        return alone
+
+    def _exact_logits(self, images: np.ndarray, order: Sequence[int]) -> Tensor:
+        tokens = self._exact(STEM).stem(torch.from_numpy(images).double())
+        for slot, index in enumerate(order):
+            tokens = self._exact(index).block(index, tokens, slot)
+        return self._exact(HEAD).head(tokens)
 
     def parts(self, images: np.ndarray) -> Tensor:
         """Compare each part on PyTorch's tokens; return PyTorch's logits."""
         pixels = torch.from_numpy(images)
         tokens = self.view.stem(pixels)
-        self._part("stem", self.chain.stem(images), tokens, lambda: self.exact.stem(pixels.double()))
-        slots = torch.ones(len(images), dtype=torch.int64)
+        self._part("stem", self.chain.stem, pixels, tokens, lambda rows: self._exact(STEM).stem(rows))
         for index in range(self.chain.num_blocks):
-            tokens = self._block(index, tokens, slots * index)
+            tokens = self._block(index, tokens)
         logits = self.view.head(tokens)
-        self._part("head", self.chain.head(tokens.numpy()), logits, lambda: self.exact.head(tokens.double()))
+        self._part("head", self.chain.head, tokens, logits, lambda rows: self._exact(HEAD).head(rows))
         return logits
 
-    def _block(self, index: int, tokens: Tensor, slot: Tensor) -> Tensor:
+    def _block(self, index: int, tokens: Tensor) -> Tensor:
         name, result = f"block {index}", self.result
-        after = self.view.block(index, tokens, slot)
-        ours = self.chain.block(index, tokens.numpy(), index)
-        self._part(name, ours, after, lambda: self.exact.block(index, tokens.double(), slot))
+        slots = torch.full((len(tokens),), index)
+
+        def run(rows: np.ndarray) -> np.ndarray:
+            return self.chain.block(index, rows, index)
+
+        after = self.view.block(index, tokens, slots)
+        self._part(name, run, tokens, after, lambda rows: self._exact(index).block(index, rows, slots[: len(rows)]))
         if result.tolerance.large:
-            scaled = tokens * (RESIDUAL / float(tokens.abs().max().clamp_min(1e-30)))
-            ours, theirs = self.chain.block(index, scaled.numpy(), index), self.view.block(index, scaled, slot)
+            scaled = tokens[:1] * (RESIDUAL / float(tokens[:1].abs().max().clamp_min(1e-30)))
+            scaled = torch.cat((scaled, -scaled))
+            ours, theirs = run(scaled.numpy()), self.view.block(index, scaled, torch.full((2,), index))
             error = self._compare(f"{name} with tokens up to {RESIDUAL:.0f}", ours, theirs)[1]
             result.large = max(result.large or 0.0, error)
         return after
 
-    def _part(self, name: str, ours: np.ndarray, theirs: Tensor, exact: Callable[[], Tensor]) -> None:
-        difference, error, _ = self._compare(name, ours, theirs, exact)
-        self._count(difference, error)
-        self.result.parts[name] = max(self.result.parts.get(name, 0.0), error)
+    def _part(
+        self,
+        name: str,
+        run: Callable[[np.ndarray], np.ndarray],
+        inputs: Tensor,
+        outputs: Tensor,
+        exact: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Compare ``run`` with PyTorch's outputs in batches of each size."""
+        for batch in self.result.batches:
+            rows = inputs[:batch]
+            ours = run(rows.numpy())
+            self._count(name, self._compare(name, ours, outputs[:batch], lambda rows=rows: exact(rows.double())))
 
     def chain_in(self, kind: str, order: Sequence[int], images: np.ndarray, theirs: Tensor) -> None:
         """Compare the logits of the chain in one order; ``kind`` is ``trained`` or ``shuffled``."""
-        result, pixels, ours = self.result, torch.from_numpy(images), self.chain.forward(images, order)
-        difference, error, angle = self._compare(
-            f"the chain in order {list(order)}", ours, theirs, lambda: self.exact.forward(pixels.double(), order)
+        result, ours = self.result, self.chain.forward(images, order)
+        found = self._compare(
+            f"the chain in order {list(order)}", ours, theirs, lambda: self._exact_logits(images, order)
         )
-        self._count(difference, error)
-        result.chain[kind] = max(result.chain.get(kind, 0.0), error)
-        result.min_cosine = min(result.min_cosine, angle)
+        self._count(kind, found, result.chain)
+        result.min_cosine = min(result.min_cosine, found[2])
         result.agreed += (ours.argmax(1) == theirs.numpy().argmax(1)).tolist()
 
     def whole(self, ours: np.ndarray, images: np.ndarray, theirs: Tensor) -> None:
         """Compare the logits of the whole model in one file, ``whole.onnx``."""
         order = range(self.chain.num_blocks)
-        self._part("whole", ours, theirs, lambda: self.exact.forward(torch.from_numpy(images).double(), order))
+        self._count("whole", self._compare("whole", ours, theirs, lambda: self._exact_logits(images, order)))
 
-    def _count(self, difference: float, error: float) -> None:
-        self.result.max_abs_error = max(self.result.max_abs_error, difference)
-        self.result.max_rel_error = max(self.result.max_rel_error, error)
+    def _count(self, name: str, found: tuple[float, float, float], errors: dict[str, float] | None = None) -> None:
+        """Note a difference and a relative error, by default as those of a part."""
+        result, (difference, error, _) = self.result, found
+        errors = result.parts if errors is None else errors
+        errors[name] = max(errors.get(name, 0.0), error)
+        result.max_abs_error = max(result.max_abs_error, difference)
+        result.max_rel_error = max(result.max_rel_error, error)
 
     def _compare(
         self,

@@ -48,8 +48,8 @@ from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt.build import tensorrt_name
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges, read_calibration
-from ls_edge.export.canonical import HALF_SCALES, OPSET, check, identified, to_bytes
-from ls_edge.export.fp16 import HALF_IMAGES, LARGEST, beyond_half, nodes_in_float, to_half
+from ls_edge.export.canonical import HALF_SCALES, OPSET, check, digest_of_graph, identify, to_bytes
+from ls_edge.export.fp16 import LARGEST, beyond_half, nodes_in_float, to_half
 from ls_edge.export.int8 import quantize_dynamic, quantize_explicit
 from ls_edge.export.merge import merge
 from ls_edge.export.settings import ExportSettings
@@ -237,7 +237,7 @@ def _verify(
     on_step("verification")
     batches = batches_of(settings.max_batch)
     if calibration is None:
-        images, source = generated_images(bundle.manifest.image, sum(batches)), "generated"
+        images, source = generated_images(bundle.manifest.image, max(batches)), "generated"
     else:
         images, source = calibration.held_out.images, calibration.source
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
@@ -345,14 +345,15 @@ def _write_in_range(
     Parts whose files have values that may exceed the range of float16 are written again.
     """
     image = run.record.image
-    images = generated_images(image, HALF_IMAGES) if calibration is None else calibration.fit.images
+    images = generated_images(image) if calibration is None else calibration.fit.images
     wide: dict[str, set[str]] = {}
     while True:
         manifest, in_float = _write_parts(run, parts, folder, settings, calibration, on_step, wide)
         bundle = Bundle(folder, manifest)
         found = beyond_half(bundle, images, range_orders(parts.bands), LARGEST / HEADROOM)
         if all(wide.get(part, set()).issuperset(names) for part, names in found.items()):
-            check_half_range(bundle, images)
+            if found:  # within the range, but without headroom
+                check_half_range(bundle, images)
             return manifest, in_float
         for part, names in found.items():
             wide.setdefault(part, set()).update(names)
@@ -372,18 +373,18 @@ def _write_parts(
 ) -> tuple[Manifest, dict[str, list[str]]]:
     draft = _draft(run, parts, settings)
     exported = parts.of(prepare_for_export(run.view))
-    written: dict[str, PartFile] = {}
+    written: dict[bytes, PartFile] = {}
     in_float: dict[str, list[str]] = {}
     raws: list[bytes] = []
 
     def write(name: str, file: str, model: onnx.ModelProto, *, half: bool = settings.precision == "fp16") -> PartFile:
         written_as = to_half(model, wide.get(name, ())) if half else model
-        content = to_bytes(written_as, name)
         if settings.whole:
-            raws.append(content)
-        digest = hashlib.sha256(content).hexdigest()
+            raws.append(to_bytes(written_as, name))
+        digest = digest_of_graph(written_as)
         if digest not in written:  # blocks that share their weights share a file, which is named after the first block
-            raw = to_bytes(identified(written_as, name, draft), name)
+            identify(written_as, name, draft)
+            raw = to_bytes(written_as, name)
             check(raw, name, signature_of(draft, name))
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(raw)
@@ -414,18 +415,17 @@ def _blocks(
 ) -> Iterator[onnx.ModelProto]:
     if calibration is not None:
         on_step("ranges")
-    traced = trace_blocks(parts.view, parts.folded)
     if not settings.is_explicit:
+        traced = trace_blocks(parts.view, parts.folded)
         yield from traced if settings.precision != "int8" else map(quantize_dynamic, traced)
         return
     assert calibration is not None
-    blocks = list(traced)
     with torch.no_grad():
         images = calibration.fit.images[:RANGE_IMAGES]
         starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
-    ranges = activation_ranges(blocks, torch.cat(starts).numpy(), parts.bands)
-    owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
-    yield from map(quantize_explicit, blocks, _shared_ranges(ranges, owners))
+    ranges = activation_ranges(trace_blocks(parts.view, parts.folded), torch.cat(starts).numpy(), parts.bands)
+    owners = parts.view.owners[parts.folded.stem : parts.view.num_blocks - parts.folded.head]
+    yield from map(quantize_explicit, trace_blocks(parts.view, parts.folded), _shared_ranges(ranges, owners))
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:

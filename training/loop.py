@@ -36,6 +36,7 @@ from ls_edge.training.runs.checkpoint import (
     TrainingProgress,
     append_metrics,
     load_progress,
+    read_tensors,
     save_progress,
     save_run,
     shown_model,
@@ -79,11 +80,11 @@ def train(
     with own_torch_state():
         try:
             with process_group(context, device), lock:
-                tensors, progress = load_progress(out) if resume else (None, None)
+                progress = load_progress(out) if resume else None
                 setup = Setup(config, reporter, context, device, model_named=model_named, resumed=progress)
                 training = _Training(setup, out, progress)
-                if tensors is not None:
-                    training.resume(tensors)
+                if resume:
+                    training.resume()
                 elif context.is_main:
                     training.begin()
                 return training.run(started)
@@ -151,7 +152,7 @@ class _Training:
         self.task, self.config, self.record = setup.task, setup.config, setup.record
         self.reporter, self.context = setup.reporter, setup.context
 
-    def resume(self, tensors: dict[str, torch.Tensor]) -> None:
+    def resume(self) -> None:
         """Continue with the state of an unfinished run."""
         if self.setup.data is not None and self.progress.data != self.setup.data.fingerprint:
             raise RunError(
@@ -159,7 +160,7 @@ class _Training:
                 "renamed, exchanged or rewritten); restore it, or start again in another folder with --init"
             )
         try:
-            self.task.load_state(tensors)
+            self.task.load_state(read_tensors(self.out / RESUME)[0])
         except (KeyError, ValueError, RuntimeError, ModelError) as error:
             reason = str(error).splitlines()[0].rstrip(": ")
             raise RunError(f"cannot use {self.out / RESUME} ({reason}); train again with --overwrite") from None

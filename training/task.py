@@ -93,7 +93,7 @@ class TrainingTask:
                 device_ids=[context.local_rank] if device.type == "cuda" else None,
                 find_unused_parameters=True,  # plans may leave out different blocks in each step
             )
-        self._averaged = make_averaged_model(view, config.optim)
+        self._averaged = make_averaged_model(view, config.optim) if config.epochs else None
         if config.compile is True:
             view.compile_blocks()
 

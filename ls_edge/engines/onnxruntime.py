@@ -15,7 +15,7 @@ import functools
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 KEPT_QUEUED = 32
 """Maximum number of bindings to GPU memory, by batch size and buffers; each takes a few KB."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
 _DYNAMIC = re.compile(b"DynamicQuantizeLinear")
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 
@@ -79,13 +81,14 @@ def open_session(
     if not can_start_threads((threads or os.cpu_count() or 1) - 1):
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {THREAD_LIMIT}")
     try:
-        # With the fallback, ONNX Runtime would print the reason and continue with other providers.
-        session = ort.InferenceSession(
-            model.path if isinstance(model, OpenPart) else model,
-            options,
-            providers=providers or providers_of(asked),
-            enable_fallback=0,
-        )
+        with _freed_memory_returned():
+            # With the fallback, ONNX Runtime would print the reason and continue with other providers.
+            session = ort.InferenceSession(
+                model.path if isinstance(model, OpenPart) else model,
+                options,
+                providers=providers or providers_of(asked),
+                enable_fallback=0,
+            )
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
@@ -94,7 +97,6 @@ def open_session(
     session.disable_fallback()
     # The session keeps these bytes for the disabled fallback: a second copy of all weights on a small board.
     session._model_bytes = None
-    release_freed_memory()
     return session
 
 
@@ -265,14 +267,20 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
-def release_freed_memory() -> None:
-    """Give the memory that loading a model has freed back to the system; glibc would keep about half of its size.
+@contextlib.contextmanager
+def _freed_memory_returned() -> Iterator[None]:
+    """Make glibc return what is freed inside to the system; it would keep copies of weights for later allocations.
 
-    musl's allocator does so by itself and has no such function.
+    Other C libraries return large buffers anyway and have no such function. At the end, the thresholds become those
+    that glibc itself reaches, with which arrays of tokens are allocated without a system call.
     """
-    trim = getattr(_libc(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    mallopt: Callable[[int, int], int] = getattr(_libc(), "mallopt", lambda _parameter, _value: 0)
+    mallopt(_M_MMAP_THRESHOLD, 128 << 10)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 @functools.cache

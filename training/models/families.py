@@ -9,6 +9,7 @@ Models whose blocks differ in shape or computation (ConViT, Hiera, Swin, Twins, 
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -73,6 +74,8 @@ def evenly_spaced(num_blocks: int, keep: int) -> tuple[int, ...]:
 def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
     """Return the shape ``(N, D)`` of the tokens; raise :class:`ModelError` if a block changes it."""
     name, (height, width) = type(model).__name__, family.image_size(model)
+    if any(parameter.is_meta for parameter in model.parameters()):  # built empty, except for its classifier
+        model = copy.deepcopy(model).to("meta")
     parameter = next(model.parameters())
     images = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)
     try:

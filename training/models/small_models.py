@@ -193,9 +193,30 @@ def _quiet_hub() -> Iterator[str]:
         yield "" if reachable else host
 
 
-def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:
-    """Return an untrained model with the blocks ``kept``, by default all; raise :class:`ModelError`."""
-    view = BlockView(create(name, **args))
+@contextlib.contextmanager
+def _without_values(size: int | None) -> Iterator[None]:
+    """Create parameters without memory and initial values, except for those with a dimension of ``size``."""
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and size not in parameter.shape:
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None, *, empty: bool = False) -> BlockView:
+    """Return an untrained model with the blocks ``kept``, by default all; raise :class:`ModelError`.
+
+    Only the classifier of an ``empty`` one has values; :meth:`BlockView.load_weights` gives it the others.
+    """
+    with _without_values(args.get("num_classes")) if empty else contextlib.nullcontext():
+        view = BlockView(create(name, **args))
     if kept is not None and list(kept) != list(range(view.num_blocks)):
         if not kept or not all(0 <= index < view.num_blocks for index in kept):
             raise ModelError(f"{name} has blocks 0 to {view.num_blocks - 1}, so {list(kept)} cannot be kept")

@@ -196,7 +196,10 @@ class BlockView(nn.Module):
         }
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Load exactly these weights; raise :class:`ModelError` with the first name that does not fit."""
+        """Load exactly these weights; raise :class:`ModelError` with the first name that does not fit.
+
+        A model that was built empty takes the tensors themselves instead of copies.
+        """
         own = self.weights()
         if weights and own.keys().isdisjoint(weights.keys() - self.classifier):
             raise ModelError(
@@ -225,8 +228,9 @@ class BlockView(nn.Module):
         extra = next((name for name in weights if name not in own), None)
         if extra is not None:
             raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it belongs to another model")
-        state = {name: value for name, value in weights.items() if not name.startswith(METHOD)}
-        self.model.load_state_dict(state, strict=not self.shares_weights)  # the names were compared above
+        state = {name: value.to(own[name].dtype) for name, value in weights.items() if not name.startswith(METHOD)}
+        empty = any(value.is_meta for value in own.values())
+        self.model.load_state_dict(state, strict=not self.shares_weights, assign=empty)  # the names were compared above
         self.take_method(weights)
 
     def take_method(self, weights: dict[str, Tensor]) -> bool:

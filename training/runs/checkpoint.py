@@ -9,6 +9,8 @@ step, so they have no state.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from torch import Tensor
 from ls_edge.core import validation
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import ModelError, RunError, UsageError
-from ls_edge.core.files import cache_folder, local_folder, write_file
+from ls_edge.core.files import cache_folder, local_folder, replacing, write_file
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
@@ -121,7 +123,7 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
     config, record = read_record(folder)
     tensors, digest = read_tensors(folder / WEIGHTS)
     try:
-        view = build(record.model, record.model_args, record.kept)
+        view = build(record.model, record.model_args, record.kept, empty=True)
         is_own = not folder.is_relative_to(cache_folder())  # a downloaded file must not make us import code
         make_method(record.method, config.method_args, reference=is_own).attach(view)
         tensors, digest = _published(folder, tensors, view.weights()) or (tensors, digest)
@@ -151,11 +153,18 @@ def _published(folder: Path, stored: dict[str, Tensor], own: dict[str, Tensor]) 
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a ``.safetensors`` file and its SHA-256; raise :class:`RunError`."""
+    """Return the tensors of a ``.safetensors`` file and its SHA-256; raise :class:`RunError`.
+
+    The tensors are views of the file, which is read when they are used.
+    """
     path = Path(path)
+    digest = hashlib.sha256()
     try:
-        raw = path.read_bytes()
-        return dict(safetensors.torch.load(raw)), hashlib.sha256(raw).hexdigest()
+        with path.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, digest.hexdigest()  # noqa: SIM118
     except FileNotFoundError:
         raise RunError(f"{path} is missing; copy it from where the run was made, or train again") from None
     except OSError as error:
@@ -166,8 +175,19 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a ``.safetensors`` file atomically."""
-    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write_file(path, safetensors.torch.save(plain, metadata or {"format": "pt"}))
+    plain: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        if value.data_ptr() in plain:  # of a block that occurs several times
+            value = value.clone()
+        plain[value.data_ptr()] = name, value
+    with replacing(path) as stream:
+        try:
+            safetensors.torch.save_file(dict(plain.values()), stream.name, metadata or {"format": "pt"})
+        except safetensors.SafetensorError as error:
+            if code := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+            raise
 
 
 def save_progress(folder: Path, tensors: dict[str, Tensor], progress: TrainingProgress) -> None:
@@ -175,13 +195,12 @@ def save_progress(folder: Path, tensors: dict[str, Tensor], progress: TrainingPr
     write_tensors(folder / RESUME, tensors, {"progress": msgspec.json.encode(progress).decode()})
 
 
-def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
-    """Return the state that :func:`save_progress` wrote; raise :class:`RunError` if the file is missing or broken."""
+def load_progress(folder: Path) -> TrainingProgress:
+    """Return the counters that :func:`save_progress` wrote; raise :class:`RunError` if that fails."""
     path = folder / RESUME
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            progress = msgspec.json.decode((file.metadata() or {}).get("progress", ""), type=TrainingProgress)
-            return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118 - not a mapping
+            return msgspec.json.decode((file.metadata() or {}).get("progress", ""), type=TrainingProgress)
     except FileNotFoundError:
         raise RunError(f"{path} is missing, so the run cannot be resumed; train again with --overwrite") from None
     except (OSError, ValueError, safetensors.SafetensorError, msgspec.MsgspecError) as error:

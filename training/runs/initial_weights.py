@@ -92,7 +92,7 @@ def make_initial_weights(
         view = BlockView(create(config.name, pretrained=True, **args))
         trained = (getattr(view.model, "pretrained_cfg", None) or {}).get("num_classes") == len(classes)
     else:
-        view = build(name, args)
+        view = build(name, args, empty=config.init is not None)
     image = image_spec_of(view)
     if config.init is not None:
         if Path(config.init).is_dir():
@@ -146,7 +146,7 @@ def _from_run(
                 f"{was}; leave it out{', or keep fewer of its blocks with --depth' if name == 'depth' else ''}"
             )
     args = {**record.model_args, **config.args, "num_classes": len(classes)}
-    view = build(record.model, args, record.kept)
+    view = build(record.model, args, record.kept, empty=True)
     image = msgspec.structs.replace(record.image, size=view.image_size)
     everything = run.view.weights()
     weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
