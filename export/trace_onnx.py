@@ -181,8 +181,8 @@ def _template(view: BlockView, folded: int) -> _Template | None:
     target = block_target(scratch, 0, folded)
     model = _traced(target)
     origins = _parameter_origins(model, _arrays(target.module))
-    own = {id(parameter) for parameter in target.module.view.blocks[0].parameters()}
-    wanted = {name for name, parameter in target.module.named_parameters() if id(parameter) in own}
+    own = {id(parameter) for parameter in scratch.blocks[0].parameters()}
+    wanted = {f"view.{name}" for name, parameter in scratch.named_parameters() if id(parameter) in own}
     constants = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
     names = _names(origins, _prefix(0))
     matched = wanted <= {name for name, _ in origins.values()}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -366,8 +367,8 @@ class _Comparison:
         """Compare ``run`` with PyTorch's outputs in batches of each size."""
         for batch in self.result.batches:
             rows = inputs[:batch]
-            ours = run(rows.numpy())
-            self._count(name, self._compare(name, ours, outputs[:batch], lambda rows=rows: exact(rows.double())))
+            found = self._compare(name, run(rows.numpy()), outputs[:batch], partial(exact, rows.double()))
+            self._count(name, found)
 
     def chain_in(self, kind: str, order: Sequence[int], images: np.ndarray, theirs: Tensor) -> None:
         """Compare the logits of the chain in one order; ``kind`` is ``trained`` or ``shuffled``."""

@@ -38,6 +38,8 @@ from ls_edge.device.requirements import (
 
 Status = Literal["ok", "warn", "bad"]
 
+PEER_MIB = 90
+"""Memory of a peer in addition to its blocks, in MiB: 80 with six blocks of a ViT-B."""
 PROBE_LIMIT_S = 60.0
 """Time limit of a probe in seconds; importing torch from a cold disk can take tens of seconds."""
 
@@ -269,9 +271,11 @@ def check_hardware() -> Iterator[Finding]:
         ("cores", f"{cores}{limited}", limit),
         (
             "memory",
-            memory and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free{unknown}",
+            memory
+            and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free, which hold blocks of "
+            f"{max(0.0, memory[1] * 1024 - PEER_MIB) / 1.05:,.0f} MiB ('ls-edge export' shows their size){unknown}",
             (GPU_MEMORY_ADVICE if hardware.jetson_linux() else "end other programs")
-            + "; a peer needs about 100 MiB in addition to its blocks"
+            + f"; a peer needs {PEER_MIB} MiB in addition to its blocks"
             if memory and memory[1] < 0.5
             else None,
         ),

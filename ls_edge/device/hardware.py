@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import re
+import resource
 from pathlib import Path
 
 _X86 = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
@@ -61,7 +62,10 @@ def cpu_quota(root: Path = CGROUP, own: Path = OWN_CGROUP) -> float | None:
 
 
 def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, float] | None:
-    """Return total and free memory in GiB, within the limits of the control groups; None if unknown."""
+    """Return total and free memory in GiB, within the limits of the control groups and of this process.
+
+    Return None if unknown.
+    """
     info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text_of("/proc/meminfo"), re.M)}
     if "MemTotal" not in info:
         return None
@@ -74,7 +78,13 @@ def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, floa
                 cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.M)
                 unused = int(limit) - (int(used) if used.isdigit() else 0) + (int(cached[1]) if cached else 0)
                 total, free = min(total, int(limit) / 2**30), min(free, unused / 2**30)
-    return total, free
+    for kind, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        own_limit = resource.getrlimit(kind)[0]
+        if own_limit != resource.RLIM_INFINITY:
+            taken = re.search(rf"^{name}:\s+(\d+) kB$", text_of("/proc/self/status"), re.M)
+            total = min(total, own_limit / 2**30)
+            free = min(free, own_limit / 2**30 - (int(taken[1]) / 2**20 if taken else 0))
+    return total, max(0.0, free)
 
 
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))

@@ -19,6 +19,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, EngineError, UsageError
 from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind
+from ls_edge.core.text import counted, name_blocks
 from ls_edge.device import hardware
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
@@ -190,6 +191,8 @@ def _open_with(
     on_step: OnStep,
 ) -> dict[str, Engine]:
     """Open parts with the chosen engine; if one of them does not open, close the others."""
+    if choice.provider == CPU:
+        _check_memory(bundle, names)
     workspace = _workspace(choice, bundle, options)
     if workspace is not None:
         workspace.hold()  # freed at the end if no engine opens
@@ -235,6 +238,31 @@ def _open_with(
             workspace.release()
     on_step(len(names), len(names), "ready")
     return engines
+
+
+def _check_memory(bundle: Bundle, names: Sequence[str]) -> None:
+    """Raise :class:`EngineError` if the free memory of this machine does not hold these parts."""
+    memory = hardware.memory_gib()
+    if memory is None:
+        return
+    free, taken, largest = memory[1] * 2**30, 0, 0
+    files, too_many = set[str](), list[str]()
+    for name in names:
+        part = bundle.part(name)
+        size = part.bytes * (part.file not in files)
+        size *= 2 if bundle.manifest.precision == "fp16" else 1  # a CPU computes in float32
+        files.add(part.file)
+        taken, largest = taken + size, max(largest, size)
+        if taken + largest > free:  # a part that is being loaded takes its size twice
+            too_many.append(name)
+    if too_many:
+        need, has = (f"{size / 2**20:,.0f} MiB" for size in (taken + largest, free))
+        blocks = [int(name.removeprefix("block ")) for name in too_many if name.startswith("block ")]
+        fits = blocks and len(too_many) < len(names)
+        raise EngineError(
+            f"{counted(len(names), 'part')} of {bundle.folder} need {need} of memory, and {has} are free; "
+            + (f"give up {name_blocks(blocks)} here, or export with --precision int8" if fits else "end other programs")
+        )
 
 
 def build_engines(

@@ -106,8 +106,8 @@ class BlockView(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
-        return next(self.model.parameters()).device
+        """Device of the parameters; of an empty model, the one that its weights will be on."""
+        return next((weight.device for weight in self.model.parameters() if not weight.is_meta), torch.device("cpu"))
 
     def count_flops(self) -> tuple[int, int]:
         """Return the floating-point operations for an image: of the whole model, and of a block."""

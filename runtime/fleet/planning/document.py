@@ -104,8 +104,13 @@ def _judge(
 ) -> tuple[Recommendation, str, list[str]]:
     """Return the recommendation, its reason, and the benefits of a split if it is not recommended."""
     known = [one for one in (planned.single, planned.copies) if one is not None]
+    placement = planned.best.placement
     if not known:
-        return "split", "no device has memory for the whole model", []
+        held = [(one.name, one.memory_of(parts)) for one in problem.devices if (parts := placement.get(one.name))]
+        texts = {text for _, text in held}
+        each = f"{texts.pop()} each" if len(texts) == 1 else ", ".join(f"{text} on {name}" for name, text in held)
+        reason = f"no device has memory for the whole model; split over {counted(len(held), 'device')}: {each}"
+        return "split", reason, []
     is_split = planned.best is not planned.copies and sum(map(bool, planned.best.placement.values())) > 1
     best = known[0]
     for other in (*known[1:], *([planned.best] if is_split else ())):

@@ -245,6 +245,7 @@ def _device(
         watts=profile.power_watts if full.power_watts is None else full.power_watts,
         runtime_ms=CALL_MS + copies_ms,
         max_batch=max_batch,
+        block_bytes=block_bytes,
         calls_ms=tuple(sorted(calls.items())),
     )
 

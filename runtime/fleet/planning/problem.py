@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,8 +54,15 @@ class PlannedDevice:
     """Overhead of an engine call."""
     max_batch: int = 1
     """Maximum number of images per engine call."""
+    block_bytes: int = 0
+    """Memory of a block."""
     calls_ms: tuple[tuple[int, float], ...] = ()
     """Time of a call for one block by number of images, ascending; empty if each image takes ``block_ms``."""
+
+    def memory_of(self, parts: Sequence[int]) -> str:
+        """Return the memory that parts take, and the memory that there is."""
+        taken = len(set(parts) - ENDS.keys()) + self.ends_size * bool(ENDS.keys() & set(parts))
+        return f"{taken * self.block_bytes / 2**20:,.0f} of {self.capacity * self.block_bytes / 2**20:,.0f} MiB"
 
     def part_ms(self, part: int) -> float:
         """Return the time of a part for a single image."""

@@ -128,7 +128,8 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
         command, "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("b", tenths=2), "--objective",
         "latency", "--mbit", 10, "--out", out, "--peers", base,
     )  # fmt: skip
-    assert (found["recommendation"], found["reason"]) == ("split", "no device has memory for the whole model")
+    assert found["recommendation"] == "split"
+    assert found["reason"].startswith("no device has memory for the whole model; split over 2 devices: ")
     tokens = Bundle.open(bundle).manifest.tokens
     transfer_ms = 0.3 + wire_bytes(codec, tokens.count, tokens.dim) * 8e-3 / 10
     assert found["expected"]["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 0.6 + 3 * transfer_ms, abs=0.01)

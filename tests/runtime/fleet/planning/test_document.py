@@ -25,8 +25,9 @@ def devices(count, **more):
 
 
 def test_a_model_that_fits_no_device_is_split(plan):
-    found = plan(devices(2, capacity=4), "latency")
-    assert (found.recommendation, found.reason) == ("split", "no device has memory for the whole model")
+    found = plan(devices(2, capacity=4.5, block_bytes=100 << 20), "latency")
+    assert found.recommendation == "split"
+    assert found.reason == "no device has memory for the whole model; split over 2 devices: 400 of 450 MiB each"
     assert (found.baselines["single"], found.baselines["replicate"], found.advantages) == (None, None, [])
     assert msgspec.json.decode(msgspec.json.encode(found), type=PlanDocument) == found
 
