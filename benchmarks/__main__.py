@@ -16,7 +16,7 @@ from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.files import check_writable, write_output
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BY_NAME = ("chain", "train", "idle", "serve", "apply")
+BY_NAME = ("chain", "train", "idle", "serve", "apply", "memory")
 """Benchmarks that run by name only: they take long or need a GPU."""
 
 

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "chain", "idle", "serve", "--quick",
+        "hop", "throughput", "recovery", "tracks", "chain", "idle", "serve", "memory", "--quick",
         "--json", str(folder / "results.json"), TMPDIR=str(folder), timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -61,6 +61,15 @@ def test_requests_are_answered_while_a_fleet_changes(folder):
     for row in tasks.values():
         assert (row["failed"], row["degraded"]) == (0, 0)
         assert is_ratio(row["ratio"])
+
+
+@pytest.mark.timeout(420)
+def test_memory_is_that_of_commands_and_peers(document):
+    rows = document["benchmarks"]["memory"]["rows"]
+    commands = ["train --epochs 0", "train --init", "export, fp32"]
+    assert [row["what"] for row in rows] == [*commands, "peer with a quarter, fp32", "peer with all, fp32"]
+    assert all(row["peak_mib"] > row["weights_mib"] > 0 for row in rows)
+    assert all(row["resident_mib"] <= row["peak_mib"] <= 1.05 * row["weights_mib"] + 90 for row in rows[3:])
 
 
 @pytest.mark.timeout(420)

@@ -1,6 +1,9 @@
 """Facts of the machine, read from texts as Linux writes them."""
 
 import os
+import re
+import resource
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +37,16 @@ def test_bfloat16_and_saturation_follow_the_flags_of_the_processor(flags, bfloat
 def test_free_memory_is_at_most_the_total():
     total, free = hardware.memory_gib()
     assert 0 < free <= total
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
+def test_free_memory_is_that_of_the_process(monkeypatch):
+    used = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    limits = {resource.RLIMIT_DATA: (used + 2**26, -1)}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2))
+    total, free = hardware.memory_gib()
+    assert total == (used + 2**26) / 2**30
+    assert 2**25 < free * 2**30 < 2**27
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")

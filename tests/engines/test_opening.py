@@ -11,8 +11,9 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, DigestMismatch, EngineError, UsageError
+from ls_edge.device import hardware
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine, usable_threads
+from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine, open_parts, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA
 from tests.engines.reference import ORDER, close, plain, tokens
@@ -40,6 +41,19 @@ def test_block_engines_need_only_their_own_files(tiny_bundle, tmp_path):
     (copied / "blocks/01.onnx").write_bytes(b"other")
     with pytest.raises(DigestMismatch, match=r"01\.onnx"):
         open_block_engines(bundle, [1], threads=1)
+
+
+@pytest.mark.parametrize(
+    ("room", "advice"),
+    [(5, "give up blocks 3-5 here, or"), (2, "give up blocks 0-5 here, or"), (1, "end other programs")],
+)
+def test_parts_that_the_free_memory_does_not_hold_are_named_before_they_are_opened(bundle, monkeypatch, room, advice):
+    """A part takes its size twice while it is loaded: the stem, which is smaller here, and the first blocks fit."""
+    names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks))]
+    free = (bundle.part("stem").bytes if room > 1 else 0) + (room - 1) * bundle.part("block 0").bytes + 1000
+    monkeypatch.setattr(hardware, "memory_gib", lambda: (1.0, free / 2**30))
+    with pytest.raises(EngineError, match=rf"^7 parts of .* need \d+ MiB of memory, and \d+ MiB are free; {advice}"):
+        open_parts(bundle, names, provider="cpu", threads=1)
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this build has CUDA")

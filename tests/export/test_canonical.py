@@ -69,3 +69,13 @@ def test_a_file_in_another_form_is_refused(exported, spoil, words):
         check(to_bytes(model, "block 1"), "block 1", signature_of(exported.manifest, "block 1"))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.release
+def test_a_part_above_two_gigabytes_is_one_line():
+    tensor = onnx.TensorProto(name="w", dims=[2**29], data_type=onnx.TensorProto.FLOAT, raw_data=bytes(2**31))
+    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[tensor]))
+    with pytest.raises(
+        VerificationError, match=r"^block 3 takes 2,147,\d+,\d+ bytes, and an ONNX file holds at most 2 GB"
+    ):
+        to_bytes(model, "block 3")

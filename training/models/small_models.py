@@ -215,8 +215,13 @@ def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None, *,
 
     Only the classifier of an ``empty`` one has values; :meth:`BlockView.load_weights` gives it the others.
     """
-    with _without_values(args.get("num_classes")) if empty else contextlib.nullcontext():
-        view = BlockView(create(name, **args))
+    try:
+        with _without_values(args.get("num_classes")) if empty else contextlib.nullcontext():
+            view = BlockView(create(name, **args))
+    except ModelError:
+        if not empty:
+            raise
+        return build(name, args, kept)  # hybrids run their convolutions while they are built
     if kept is not None and list(kept) != list(range(view.num_blocks)):
         if not kept or not all(0 <= index < view.num_blocks for index in kept):
             raise ModelError(f"{name} has blocks 0 to {view.num_blocks - 1}, so {list(kept)} cannot be kept")

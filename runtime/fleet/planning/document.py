@@ -107,8 +107,8 @@ def _judge(
     placement = planned.best.placement
     if not known:
         held = [(one.name, one.memory_of(parts)) for one in problem.devices if (parts := placement.get(one.name))]
-        texts = {text for _, text in held}
-        each = f"{texts.pop()} each" if len(texts) == 1 else ", ".join(f"{text} on {name}" for name, text in held)
+        alike = len({memory for _, memory in held}) == 1
+        each = f"{held[0][1]} each" if alike else ", ".join(f"{memory} on {name}" for name, memory in held)
         reason = f"no device has memory for the whole model; split over {counted(len(held), 'device')}: {each}"
         return "split", reason, []
     is_split = planned.best is not planned.copies and sum(map(bool, planned.best.placement.values())) > 1

@@ -61,7 +61,7 @@ class PlannedDevice:
 
     def memory_of(self, parts: Sequence[int]) -> str:
         """Return the memory that parts take, and the memory that there is."""
-        taken = len(set(parts) - ENDS.keys()) + self.ends_size * bool(ENDS.keys() & set(parts))
+        taken = len(set(parts) - ENDS.keys()) + (self.ends_size if ENDS.keys() & set(parts) else 0.0)
         return f"{taken * self.block_bytes / 2**20:,.0f} of {self.capacity * self.block_bytes / 2**20:,.0f} MiB"
 
     def part_ms(self, part: int) -> float:
@@ -171,10 +171,12 @@ class PlanningProblem:
     def check(self, objective: Objective) -> None:
         """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
         if self.most_replicas < self.replicas:
-            room = sum(map(self.room, self.devices))
+            room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
+            missing = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
-                f"{self.num_blocks} blocks with {self.replicas} holders each are {self.num_blocks * self.replicas} "
-                f"copies; the memory of the devices has room for {room}; add devices, or lower --replicas"
+                f"{self.num_blocks} blocks with {self.replicas} holders each are {copies} copies; the memory of the "
+                f"devices has room for {room}, and {missing:,.0f} MiB are missing; add devices, lower --replicas, or "
+                "export with --precision int8"
             )
         missing = [device.name for device in self.devices if device.watts is None]
         if objective == "energy" and missing:
