@@ -172,10 +172,10 @@ class PlanningProblem:
         """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
         if self.most_replicas < self.replicas:
             room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
-            missing = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
+            lacking = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
                 f"{self.num_blocks} blocks with {self.replicas} holders each are {copies} copies; the memory of the "
-                f"devices has room for {room}, and {missing:,.0f} MiB are missing; add devices, lower --replicas, or "
+                f"devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, lower --replicas, or "
                 "export with --precision int8"
             )
         missing = [device.name for device in self.devices if device.watts is None]
