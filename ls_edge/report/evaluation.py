@@ -56,8 +56,8 @@ def evaluation_remarks(result: Evaluation) -> list[str]:
         remarks.append(
             f"means over {counted(m.count, 'model')}"
             if m.sequential_std is None or m.arbitrary_std is None
-            else f"means over {counted(m.count, 'model')}; sample deviation between them {show_percent(m.sequential_std)} in "
-            f"trained and {show_percent(m.arbitrary_std)} in random order"
+            else f"means over {counted(m.count, 'model')}; sample deviation between them "
+            f"{show_percent(m.sequential_std)} in trained and {show_percent(m.arbitrary_std)} in random order"
         )
     for order, shares in (("trained", result.top1_by_class), ("random", result.arbitrary_by_class)):
         if missed := [name for name, share in shares.items() if not share]:

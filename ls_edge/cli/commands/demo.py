@@ -89,9 +89,11 @@ def command(out: Path, limit: int) -> None:
     started = time.monotonic()
     accuracy = _models(out, console)
     runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
-    _write_charts(out / "pictures", runs)
+    from ls_edge.report import charts
     from ls_edge.report.html import write_comparison
+    from ls_edge.report.runs.statistics import RunData
 
+    charts.write_svg(out / "over-time.svg", charts.latency_over_time(RunData(*runs[0][1:])))  # of the README
     report, title = out / "report.html", "ls-edge demo: one vision transformer on three peers"
     write_comparison(report, runs, title=title, lede=_headline(accuracy))
     summaries = {name: summary for name, summary, _, _ in runs}
@@ -104,21 +106,6 @@ def command(out: Path, limit: int) -> None:
 
 def _heading(console: Console, text: str) -> None:
     console.print(f"\n{text}", style="bold cyan")
-
-
-def _write_charts(folder: Path, runs: list[Run]) -> None:
-    """Write the charts that the README shows as files."""
-    from ls_edge.report import charts
-    from ls_edge.report.runs.statistics import RunData
-
-    folder.mkdir(exist_ok=True)
-    data = RunData(*runs[0][1:])
-    drawn = {
-        "accuracy": charts.accuracy_comparison([(name, summary) for name, summary, _, _ in runs]),
-        "over-time": charts.latency_over_time(data),
-    }
-    for name, chart in drawn.items():
-        charts.write_svg(folder / f"{name}.svg", chart)
 
 
 def _models(out: Path, console: Console) -> dict[str, Evaluation]:
