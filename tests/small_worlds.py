@@ -172,7 +172,7 @@ class World:
         if known:
             self.feed(b, event)
         if isinstance(event, NeighborUp) and isinstance(self.machines[b].rules, PeerRules) and self.linked(a, b):
-            self.queues.setdefault((b, a), deque()).append(NeighborState(b, self.machines[b].rules.state(a)))
+            self.queues.setdefault((b, a), deque()).append(NeighborState(b, self.machines[b].rules.announcer.state(a)))
 
     def _wait(self) -> None:
         """Let time pass until the next check of a machine."""

@@ -148,7 +148,7 @@ class Incarnation:
     def _inspect(self, name: str, asked: Inspect) -> None:
         assert self._inspector is not None
         if asked.events:
-            events = "\n".join(self.machine.recent_events()).encode()[-MAX_DOCUMENT:]
+            events = "\n".join(self.machine.recent.lines()).encode()[-MAX_DOCUMENT:]
             self.node.send_to(name, Findings((), events.partition(b"\n")[2]))
         else:
             self._inspector.ask(name, asked.measure_ms)
@@ -191,7 +191,7 @@ class Incarnation:
             self.machine,
             execute=self._execute,
             hello=self._hello,
-            state=self.machine.rules.state,
+            state=self.machine.rules.announcer.state,
             installer=self._installer,
             inspect=None if setup.settings.examine is None else self._inspect,
         )

@@ -5,6 +5,7 @@ The types of the fields state the allowed values. ``framing`` has the bytes of m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple
@@ -60,6 +61,14 @@ Ran = tuple[Count, Name]
 """A block, and the process that ran it."""
 Track = Annotated[tuple[Ran, ...], Meta(min_length=1)]
 Wave = Annotated[tuple[Track, ...], Meta(min_length=1)]
+
+
+_ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
+
+
+def without_alias(name: str) -> str:
+    """Return the name of a source without the suffix that distinguishes its processes."""
+    return _ALIAS.sub("", name)
 
 
 class TransferId(NamedTuple):

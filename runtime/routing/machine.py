@@ -101,10 +101,6 @@ class Machine(Generic[R]):
         self._next = min(self.rules.finish(), self.custody.timers.next, self.decisions.next_look())
         return in_order(turn.instructions)
 
-    def recent_events(self) -> list[str]:
-        """Return the latest events, one line each, oldest first, without tokens."""
-        return self.recent.lines()
-
     def next_check(self) -> float | None:
         """Return the time of the next ``Tick`` if no event comes before; None without one."""
         return None if self._next == INFINITY else self._next

@@ -192,7 +192,7 @@ class Simulation(Clock):
         hello = Hello(sender, role, process.incarnation, MINOR, "model", "bundle", held)
         self._deliver(sender, to, NeighborUp(hello))
         if isinstance(process.machine.rules, PeerRules):
-            self._deliver(sender, to, NeighborState(sender, process.machine.rules.state(to)))
+            self._deliver(sender, to, NeighborState(sender, process.machine.rules.announcer.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive

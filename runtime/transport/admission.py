@@ -16,13 +16,12 @@ from ls_edge.core.parts import ENDS, part_name, shown_parts
 from ls_edge.core.peers_file import PeersFile, check_name
 from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.codecs import check_payload
-from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
+from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome, without_alias
 
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
 """Roles of processes that take no part in routing: they have no model and may not send tokens."""
 _ROLES = ("peer", "source", *GUESTS)
-_ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
 
 
 def new_alias(name: str) -> str:
@@ -33,7 +32,7 @@ def new_alias(name: str) -> str:
 
 def _readable(name: str, role: str) -> str:
     """Return the name to show: a source without the suffix of its alias."""
-    return _ALIAS.sub("", name) if role == "source" else name
+    return without_alias(name) if role == "source" else name
 
 
 def may_be_called(owner: str, name: str) -> bool:

@@ -206,7 +206,7 @@ def _write_out(machine: Machine[Any]) -> None:
     """Write the latest events of a machine to a file, from which an internal error can be explained."""
     path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}-{os.getpid()}.txt"
     try:
-        path.write_text("\n".join(machine.recent_events()), encoding="utf-8")
+        path.write_text("\n".join(machine.recent.lines()), encoding="utf-8")
     except OSError as error:
         log.warning("cannot write the latest events: %s", error)
     else:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from ls_edge.runtime.protocol.messages import (
     RefuseReason,
     Release,
     ReturnReason,
-    State,
+    without_alias,
 )
 from ls_edge.runtime.routing.decisions import (
     Actions,
@@ -87,7 +87,6 @@ DRAIN = 4.0
 HOPS = 64
 """Transfers of a branch beyond four for each block, after which its tokens go home. Where 3 % of the engine calls fail,
 1/16: mean -26 %; x4: mean +54 %, tail x5.5, since tokens go round."""
-_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 
 
 def peer_machine(
@@ -163,7 +162,7 @@ class PeerRules:
             CUSTODY: StageActions(recovery.check_hop, custody.leave_hop),
             AWAY: StageActions(joins.give_up),
             JOINING: StageActions(joins.look_at, joins.leave_joining),
-            ENDED: StageActions(joins.on_ended),
+            ENDED: StageActions(partial(joins.give_up, why="refused")),
         }
         self.decide: tuple[Rule, ...] = (
             budget_is_over, to_its_source, through_others, own_track, self._decode_first, nothing_remains,
@@ -195,10 +194,6 @@ class PeerRules:
     def draining(self) -> bool:
         """Whether it accepts nothing and hands on what it holds."""
         return self._drain_until < INFINITY
-
-    def state(self, name: str = "") -> State:
-        """Return the STATE for a neighbor."""
-        return self.announcer.state(name)
 
     @property
     def _serves(self) -> bool:
@@ -361,7 +356,7 @@ class PeerRules:
     def _on_removed(self, event: Removed) -> None:
         """Drop requests of removed sources; each process of a source has an alias."""
         for request in list(self._custody.held.values()):
-            if _ALIAS.sub("", request.owner) in event.names and request.stage is not ENDED:
+            if without_alias(request.owner) in event.names and request.stage is not ENDED:
                 self._drop(request, Drop("removed from peers.yaml"))
 
     def _on_refuse(self, sender: str, message: Refuse) -> None:

@@ -140,7 +140,7 @@ class StateAnnouncer:
 
     # Sending.
 
-    def state(self, name: str) -> State:
+    def state(self, name: str = "") -> State:
         """Return the STATE for a neighbor that greets on one more link, or for another process."""
         state = self._state_for(name, self._shared())
         if name in self._turn.neighbors.by_name:

@@ -150,10 +150,6 @@ class WaveJoiner:
         self._turn.send_progress([request])
         self._custody.watch_wave(request)
 
-    def on_ended(self, request: HeldRequest) -> None:
-        """If an ended request is an open track, end the track without tokens."""
-        self.give_up(request, "refused")
-
     def give_up(self, request: HeldRequest, why: str = "late") -> None:
         """If a request is an open track, end the track without tokens."""
         if request.open_track is not None:

@@ -70,7 +70,7 @@ def test_neighbors_know_the_state_that_a_peer_would_send_now(fleet):
     for name, process in fleet.processes.items():
         for n in process.machine.neighbors:
             if n.name != SOURCE:
-                assert n.state == fleet.processes[n.name].machine.rules.state(name)
+                assert n.state == fleet.processes[n.name].machine.rules.announcer.state(name)
 
 
 def test_sixteen_idle_peers_send_no_message(serve, write_peers, tiny_bundle, wait_until, monkeypatch):

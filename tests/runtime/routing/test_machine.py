@@ -79,10 +79,10 @@ def test_the_latest_events_are_kept_without_tokens():
     peer = new_peer()
     peer.gets("laptop", run_of(), ("secret",))
     peer.computes_next()
-    lines = peer.machine.recent_events()
+    lines = peer.machine.recent.lines()
     assert [line.split()[1].split("(")[0] for line in lines[-2:]] == ["Arrived", "Computed"]
     assert "remaining=(0, 1, 2, 3)" in lines[-2]
     assert not any("secret" in line for line in lines)
     for _ in range(MOST + 1):
         peer(Tick())
-    assert len(peer.machine.recent_events()) == MOST
+    assert len(peer.machine.recent.lines()) == MOST

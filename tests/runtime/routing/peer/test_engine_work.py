@@ -64,12 +64,12 @@ def test_an_engine_that_hangs_is_announced_and_gives_back_what_has_not_begun():
     running = peer.calls[0].transfers
     said = peer.passes(1.0)
     assert "engine is stuck" in peer.notes()
-    assert peer.machine.rules.state("laptop").stuck
+    assert peer.machine.rules.announcer.state("laptop").stuck
     assert {f.transfer.request for f in said if isinstance(f, Forward)} == {transfer(n).request for n in (1, 2)}
     assert [request.stage for request in peer.machine.held.values() if request.transfer in running] == [Stage.RUNNING]
     peer.computes_next()
     assert "engine is back" in peer.notes()
-    assert not peer.machine.rules.state("laptop").stuck
+    assert not peer.machine.rules.announcer.state("laptop").stuck
 
 
 @pytest.mark.parametrize("why", ["", "truncated"])

@@ -244,7 +244,7 @@ def test_the_engine_is_given_its_next_call_while_one_runs_and_no_further_one():
         assert peer.machine.rules.engine.is_ahead == (number > 1)
         peer.gets("laptop", run_of(transfer(number)))
     assert [call.transfers[0].request for call in peer.calls] == [request_id(0), request_id(1)]
-    assert peer.machine.rules.state().queue == 3
+    assert peer.machine.rules.announcer.state().queue == 3
     peer.computes_next()
     assert [call.transfers[0].request for call in peer.calls][:2] == [request_id(1), request_id(0)]
 

@@ -135,11 +135,11 @@ def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
     peer.passes(0.3)
     assert "engine is stuck" in peer.notes()
     assert [message.transfer.request for message in peer.sent(Forward, "b")] == [request_id(1)]
-    assert peer.machine.rules.state().stuck
+    assert peer.machine.rules.announcer.state().stuck
     assert peer.machine.rules.credits == 0
     peer.computes(hanging)
     assert "engine is back" in peer.notes()
-    assert not peer.machine.rules.state().stuck
+    assert not peer.machine.rules.announcer.state().stuck
     assert peer.machine.rules.credits > 0
 
 
@@ -160,7 +160,7 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
     for number in range(3):
         peer.gets("laptop", run_of(transfer(number)))
     peer(Drain())
-    assert peer.machine.rules.state().draining
+    assert peer.machine.rules.announcer.state().draining
     assert peer.machine.rules.credits == 0
     while peer.calls:
         peer.computes_next()
@@ -297,5 +297,5 @@ def test_the_state_of_a_slow_peer_with_a_very_long_queue_can_be_read():
     a(Warm(5_000_000))
     for number in range(1000):
         a.gets("laptop", run_of(transfer(number), budget=600.0))
-    (state,) = framing.decode(framing.encode(a.machine.rules.state("laptop")))
+    (state,) = framing.decode(framing.encode(a.machine.rules.announcer.state("laptop")))
     assert state.wait_us == MICROSECONDS - 1

@@ -107,4 +107,7 @@ def test_half_of_the_credits_are_for_transfers_from_peers():
     assert peer.sent(Refuse, "laptop")[0].reason == "busy"
     peer.gets("x", run_of(transfer(3)))
     assert peer.sent(Accept, "x")[0].credits == 1
-    assert (peer.machine.rules.state("x").credits, peer.machine.rules.state("laptop").credits) == (1, 0)
+    assert (peer.machine.rules.announcer.state("x").credits, peer.machine.rules.announcer.state("laptop").credits) == (
+        1,
+        0,
+    )
