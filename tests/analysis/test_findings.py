@@ -58,11 +58,11 @@ def test_a_large_effect_is_found_with_an_interval_that_holds_it():
     text = SLOTS.finding(slots_of(rng, 359, shares))
     assert text.startswith("The slot of block 3 matters: ")
     assert "in slot 7, a difference of" in text
-    low, high = map(float, text.partition("interval ")[2].partition(")")[0].split(" to "))
+    low, high = map(float, text.partition("95 % CI ")[2].partition(")")[0].split(" to "))
     assert low < 52.6 < high
     costs = importance_of(rng, 359, [0.2, *[0] * 7]).costs
     assert costs.startswith("leaving out block 0 costs most: ")
-    low, high = map(float, costs.partition("interval ")[2].partition(")")[0].split(" to "))
+    low, high = map(float, costs.partition("95 % CI ")[2].partition(")")[0].split(" to "))
     assert low < 20 < high
     accuracy, shuffled = [0.9] + [0.13] * 7, [0.12] * 8
     assert "outputs of block 0" in PROBE.finding(Probe(accuracy, shuffled, [1 / 8] * 8, 359))

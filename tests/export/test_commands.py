@@ -51,7 +51,7 @@ def test_a_run_is_exported_verified_and_timed(call, run_folder, tmp_path):
 def test_verify_and_bench_print_tables(call, exported):
     code, text, _ = call("verify", exported.folder)
     assert code == 0
-    assert "6 of 6 in order" in text
+    assert "6 of 6 valid" in text
     code, text, _ = call("bench", exported.folder, "--threads", 1, "--duration", 0.05)
     assert code == 0
     assert "chain / monolith" in text

@@ -30,16 +30,16 @@ def test_runs_are_compared(command, bundle, write_peers, serve, tmp_path):
         (line,) = (line for line in printed.splitlines() if line.startswith(file.name))
         assert f"6 of {document['requests']}" in line
         assert show_ms(document["latency_ms"]["p50"]) in line
-        assert show_ms(document["latency_ms"]["p50"]) in page
+        assert show_ms(document["latency_ms"]["p50"]) in page.replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (None, "No such file or directory"),
-        ("[]", "Expected `object`, got `array`"),
-        ("{}", "missing required field"),
-        ("no JSON", "JSON is malformed"),
+        ("[]", "is not a run: the file is []"),
+        ("{}", "the key 'requests' is missing here"),
+        ("no JSON", "not JSON, expecting value"),
     ],
 )
 def test_other_files_are_named(command, tmp_path, text, words):

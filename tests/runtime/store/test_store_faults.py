@@ -254,7 +254,7 @@ def test_a_peer_with_a_garbled_record_takes_a_push(fleet, tiny_bundle, ls_edge_s
         peers.terminate("a")
         (peers.store("a") / "store.json").write_text('{"active": ')
         peers.start("a")
-        assert "store.json cannot be read" in ls_edge_status(peers)["reason"]
+        assert "store.json:1:12: not JSON" in ls_edge_status(peers)["reason"]
         push_to(peers, tiny_bundle)
         assert status_of(peers).reason is None
 
