@@ -252,7 +252,6 @@ RATE = number(
 MAX_SKIPS = count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536)
 SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of random orders.")
 
-DEVICE = choice("--device", ["auto", "cpu", "cuda"], "Device of a run's model.", default="auto")
 ENGINE = choice("--engine", ENGINES, "Engine of the parts.", default="auto")
 PROVIDER = text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,9 +78,3 @@ class EvaluationOrders:
 def default_keep(blocks: int) -> list[int]:
     """Return a quarter, a half, and three quarters of the depth."""
     return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
-
-
-def kendall_tau(order: Sequence[int]) -> float:
-    """Return the rank correlation with the trained order: (pairs in order - inverted pairs) / all pairs."""
-    pairs = list(itertools.combinations(order, 2))
-    return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0

@@ -28,7 +28,6 @@ from ls_edge.core.records import (
     holder_times,
 )
 from ls_edge.evaluation.classes import ClassCounts, missed_line
-from ls_edge.evaluation.orders import kendall_tau
 
 Floats = npt.NDArray[np.float64]
 MOST_REASONS = 16
@@ -118,8 +117,6 @@ class RunSummary(RunFacts, frozen=True, kw_only=True):
     balanced_top1: float | None
     """Mean of the accuracies of the classes."""
     top1_by_class: dict[str, float]
-    order_tau: float | None
-    """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
     accuracy_by_skips: tuple[SkipAccuracy, ...]
     errors: dict[str, int]
 
@@ -177,7 +174,6 @@ def summarize(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         chance=None if counts is None else counts.chance,
         balanced_top1=None if counts is None else counts.balanced,
         top1_by_class={} if counts is None else counts.by_class(context.classes),
-        order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
         errors=dict(Counter(error_type(record.error) for record in records if record.error is not None).most_common()),
     )
@@ -235,14 +231,6 @@ class Tally:
 def error_type(error: str) -> str:
     """Return the type in an error's text: ``BudgetExceeded`` for ``BudgetExceeded: 500 ms are over``."""
     return error.partition(":")[0].strip() or "unknown"
-
-
-def _order_tau(answers: Sequence[RequestRecord]) -> float | None:
-    """Return the mean Kendall tau of answers whose blocks ran in sequence, two blocks or more."""
-    orders = Counter(tuple(block for block, _ in record.steps) for record in answers if record.is_plain)
-    taus = {order: kendall_tau(order) for order in orders if len(order) > 1}
-    count = sum(orders[order] for order in taus)
-    return sum(tau * orders[order] for order, tau in taus.items()) / count if count else None
 
 
 def _median_ms(values_us: Sequence[float]) -> float | None:

@@ -46,7 +46,7 @@ def print_summary(
 
 def summary_table(summary: RunSummary) -> Table:
     """Return a table of the answers, their accuracy, and their speed."""
-    latency, hops, skips, tau = summary.latency_ms, summary.hops, summary.skips, summary.order_tau
+    latency, hops, skips = summary.latency_ms, summary.hops, summary.skips
     failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
     if summary.errors:
         kinds = ", ".join(f"{count:,} {shorten(name, 40)}" for name, count in summary.errors.items())
@@ -74,7 +74,6 @@ def summary_table(summary: RunSummary) -> Table:
             f"queue {show_ms(hops.queue_ms_p50)}, engine {show_ms(hops.engine_ms_p50)}, "
             f"codec {show_ms(hops.codec_ms_p50)}",
         ),
-        ("order", NOTHING if tau is None else f"tau {tau:+.2f} (1: trained order, 0: random)"),
     ]
     if summary.retries or summary.duplicates_dropped:
         dropped = f"{summary.retries:,}, {counted(summary.duplicates_dropped, 'late answer')} dropped"

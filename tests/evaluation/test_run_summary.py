@@ -101,7 +101,6 @@ def test_statistics_of_a_small_run_are_exact():
     assert summary.errors == {"BudgetExceeded": 1}
     assert [(row.skipped, row.answers, row.top1) for row in summary.accuracy_by_skips] == [(0, 2, 0.5), (1, 1, 1.0)]
     assert summary.settings == {"max_skips": 1}
-    assert summary.order_tau == 1.0
 
 
 @pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1, "weird")]])
@@ -129,24 +128,6 @@ def test_an_answer_that_took_no_time_has_no_throughput():
     assert summarize([record(0, latency_us=0)], [], RunContext()).throughput is None
 
 
-@pytest.mark.parametrize(
-    ("orders", "expected"),
-    [
-        ([(0, 1, 2, 3)], 1.0),
-        ([(3, 2, 1, 0)], -1.0),
-        ([(0, 1, 2, 3), (3, 2, 1, 0)], 0.0),
-        ([(1, 0, 2)], pytest.approx(1 / 3)),
-        ([(0, 2), (4,)], 1.0),
-        ([(0, 2), (3, 2, 1)], 0.0),
-        ([(4,)], None),
-        ([], None),
-    ],
-)
-def test_order_tau_is_the_mean_over_answers(orders, expected):
-    records = [record(n, waves=plain(*((block, "a") for block in order))) for n, order in enumerate(orders)]
-    assert summarize(records, [], RunContext()).order_tau == expected
-
-
 def test_wilson_intervals_equal_published_values():
     # Agresti and Coull, 1998: 0 of 10 and 9 of 10.
     assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
@@ -161,7 +142,6 @@ def test_parallel_blocks_count_for_all_their_holders():
     waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
     summary = summarize([record(0, waves=waves, visits=())], [], RunContext())
     assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
-    assert summary.order_tau is None
 
 
 def wave_record():
