@@ -157,7 +157,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads of torch; None: one for models below a million parameters, otherwise torch's choice. A run is
     reproducible bit by bit only with the same number."""
     log: Literal["tensorboard"] | None = None
-    """``tensorboard`` adds curves by order, blocks kept, and slot; losses are always written."""
+    """``tensorboard`` adds curves by order and blocks kept; losses are always written."""
     validation_orders: Orders = 4
     """Number of seeded orders for the validation of a method that shuffles."""
 

@@ -1,7 +1,7 @@
 """Training curves as TensorBoard events in the run folder.
 
-Losses are always written. ``--log tensorboard`` adds curves by order, by blocks kept, and by slot, for which some
-validation images are evaluated after each epoch.
+Losses are always written. ``--log tensorboard`` adds curves by order and by blocks kept, for which some validation
+images are evaluated after each epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
 
 CURVE_IMAGES = 64
-"""Number of validation images for the curves by order, blocks kept, and slot."""
+"""Number of validation images for the curves by order and blocks kept."""
 CURVE_ORDERS = 4
 SCALARS = ("train_loss", "val_loss", "val_top1", "lr", "images_per_second")
 
@@ -31,14 +31,9 @@ Write = Callable[[dict[str, float], int], None]
 
 
 def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], seed: int) -> dict[str, float]:
-    """Return accuracies on a batch of images and labels by order, by blocks kept, and by slot.
-
-    The accuracy by slot is that of the model if it ended after the slot and, with a predictor, that of the predicted
-    slot.
-    """
-    model, (images, labels) = TorchBlocks(view), batch
+    """Return accuracies on a batch of images and labels by order, and by blocks kept."""
     orders = EvaluationOrders(EvaluationSettings(orders=CURVE_ORDERS, seed=seed), bands)
-    found = evaluate(model, [batch], orders)
+    found = evaluate(TorchBlocks(view), [batch], orders)
     values = {
         "order/trained": found.sequential.top1,
         "order/random_mean": found.arbitrary.top1_mean,
@@ -49,17 +44,6 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
     for keep, kept in found.kept.items():
         values[f"kept_{keep}/trained"] = kept.sequential
         values[f"kept_{keep}/random"] = kept.arbitrary
-    stem, right, named = model.stem(images), np.zeros(bands.num_blocks), np.zeros(bands.num_blocks)
-    for order in orders.uniform():
-        tokens = stem
-        for slot, block in enumerate(order):
-            tokens = model.block(block, tokens, slot)
-            right[slot] += np.mean(model.head(tokens).argmax(1) == labels) / CURVE_ORDERS
-            if found.position_accuracy is not None:
-                named[slot] += np.mean(model.slots_of(block, tokens) == slot) / CURVE_ORDERS
-    values |= {f"slot_{slot}/random": float(share) for slot, share in enumerate(right)}
-    if found.position_accuracy is not None:
-        values |= {f"slot_{slot}/own_slot": float(share) for slot, share in enumerate(named)}
     return values
 
 

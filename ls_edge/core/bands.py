@@ -205,14 +205,6 @@ class Bands:
         order = random_order(self.num_blocks, seed, index)[:keep]
         return self.sort(order) if shuffled else tuple(sorted(order))
 
-    def equal_waves(self, order: Sequence[int], tracks: int, length: int) -> Arrangement:
-        """Cut each band into waves of ``tracks`` tracks of ``length`` blocks; its last wave may be smaller."""
-        waves: list[Wave] = []
-        for part in self._parts(order):
-            pieces = [tuple(part[at : at + length]) for at in range(0, len(part), length)]
-            waves += (tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks))
-        return Arrangement(tuple(waves))
-
     def random_waves(self, order: Sequence[int], rng: random.Random) -> Arrangement:
         """Cut each band into waves of one to four tracks of the same random length, in the sequence of ``order``."""
         waves: list[Wave] = []

@@ -1,4 +1,3 @@
-
 from ls_edge.evaluation.orders import (
     default_keep,
 )

@@ -72,12 +72,6 @@ class AnyOrder(Shuffle):
             losses.append(criterion(logits, targets[rows]) * len(logits) / len(images))
         return torch.stack(losses).sum()
 
-    def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:
-        """Return random orders and, if tracks are trained, the first order in two tracks."""
-        orders = super().validation(bands, count, seed)
-        in_tracks = bands.equal_waves(orders[0].order, 2, max(1, bands.num_blocks // 4))
-        return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
-
 
 def _draw_arrangement(s: AnyOrderSettings, bands: Bands, reach: float | None, rng: random.Random) -> Arrangement:
     """Draw an arrangement in which blocks move by up to ``reach`` places, or freely if it is None."""

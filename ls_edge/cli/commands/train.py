@@ -83,7 +83,7 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
     callback=_list_recipes,
     help="List the recipes and their files.",
 )
-@options.choice("--log", ["tensorboard"], "Destination of additional curves: by order, blocks kept, and slot.")
+@options.choice("--log", ["tensorboard"], "Destination of additional curves: by order and blocks kept.")
 @options.flag("--resume", "Continue the run in RUN with its own settings.")
 @options.flag("--overwrite", "Replace the run in RUN.")
 @options.JSON
