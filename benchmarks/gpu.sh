@@ -24,7 +24,7 @@ step() { # NAME SECONDS COMMAND...: run a command into a log, and print how it e
 }
 
 run_with_a_killed_peer() { # BUNDLE: kill a peer a second after all are ready, and recompute the answers here
-  "$bin/ls-edge" run --local 3 --bundle "$1" --data "$data" --limit 300 --audit 1 --provider cpu --json &
+  "$bin/ls-edge" run --local 3 --bundle "$1" --data "$data" --limit 600 --rate 20 --audit 1 --provider cpu --json &
   local run=$! peers=
   for _ in $(seq 60); do
     sleep 1
@@ -61,6 +61,6 @@ from ls_edge.cli.main import main
 main()' bench "$bundle" --provider "$provider" --duration 3
 done
 first=$(ls -d "$out"/bundles/* | head -1)
-step killed-peer 90 bash -c "run_with_a_killed_peer '$first'"
+step killed-peer 120 bash -c "run_with_a_killed_peer '$first'"
 step doctor 180 "$bin/ls-edge" doctor --report "$out/report.md" --bundle "$first" --data "$data"
 step tensorrt 90 "$bin/ls-edge" verify "$first" --engine tensorrt

@@ -52,11 +52,11 @@ def limit_of(manifest: Manifest) -> float:
 
 def check_engine(bundle: Bundle, engine: Engine, largest: int = 2) -> None:
     """Run an engine on noise, alone and in batches; raise :class:`EngineError` if a bundle's reference differs."""
-    wanted = bundle.manifest.verified.get("outputs", {}).get(engine.part)
+    wanted = bundle.manifest.verified.get("outputs", {}).get("chain" if engine.part == "whole" else engine.part)
     first, *slot = engine.signature.inputs
     # The second run may launch a graph, whose result must not be what the first one left in memory.
     for batch, sign in ((1, -1), (1, 1), (2, 1), (largest, 1)):
-        noise = sign * (noise_images(bundle, 1) if engine.part == "stem" else noise_tokens(bundle, 1))
+        noise = sign * (noise_images if engine.part in ("stem", "whole") else noise_tokens)(bundle, 1)
         inputs = {first.name: np.repeat(noise, batch, axis=0)} | {t.name: np.zeros(batch, np.int64) for t in slot}
         rows = engine.run(inputs)
         for row in rows if sign > 0 and wanted is not None else ():

@@ -5,8 +5,12 @@ import json
 import msgspec
 import pytest
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.benchmark import bench
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.onnxruntime import OnnxEngine
+from ls_edge.engines.reference import REFERENCE_VALUES, check_engine
 from ls_edge.export.merge import merge
 
 
@@ -32,6 +36,15 @@ def test_chain_and_monolith_are_timed_and_compared(bundle, whole):
         found["chain_ms"]["p50"] / found["monolith_ms"]["p50"], abs=1e-3
     )
     assert found["repeats"] >= 3
+
+
+def test_the_monolith_is_compared_with_the_chain(bundle, whole):
+    signature = signature_of(bundle.manifest, "whole")
+    engine = OnnxEngine(whole, "whole", signature, provider="CPUExecutionProvider", threads=1)
+    check_engine(bundle, engine)
+    other = msgspec.structs.replace(bundle.manifest, verified={"outputs": {"chain": [1.0] * REFERENCE_VALUES}})
+    with pytest.raises(EngineError, match=r"^whole computes wrong values"):
+        check_engine(Bundle(bundle.folder, other), engine)
 
 
 def test_without_a_monolith_the_reason_is_reported(bundle):

@@ -102,6 +102,24 @@ def test_a_block_has_few_kernels_in_its_own_types(log, name, precision):
             assert all("Int8" in types for types in products)
 
 
+def test_sums_of_products_and_biases_of_slots_are_half(log):
+    from ls_edge.export.targets import prepare_for_export
+    from ls_edge.export.trace_onnx import trace_blocks
+    from ls_edge.training.methods.registry import make_method
+    from ls_edge.training.models.small_models import create
+    from ls_edge.training.models.view import BlockView
+
+    view = BlockView(create("vit_tiny_patch16_224", depth=4))
+    view.keep_blocks([1] * 4)
+    make_method("shared", {}).attach(view)
+    build(to_bytes(to_half(next(trace_blocks(prepare_for_export(view)))), "block 1"), "block 1", KEY, b"")
+    one, batch = ([types for _, types in found if types != {""}] for found in kernels(log))
+    assert (len(one), len(batch)) <= (16, 21)
+    products = {frozenset(types) for name, types in kernels(log)[0] if name.startswith("__myl_FcAdd")}
+    assert products == {frozenset({"Half"}), frozenset({"Half", "Float"})}  # the last one adds to the tokens
+    assert sum("Float" in types for name, types in kernels(log)[0] if name.startswith("__myl_")) <= 4
+
+
 @pytest.mark.unit
 def test_all_parts_of_a_bundle_are_built_without_a_gpu(log, tiny_bundle, tmp_path, monkeypatch):
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
