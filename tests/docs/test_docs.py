@@ -122,6 +122,20 @@ def test_prose_has_short_lines(path):
     assert [line for line in lines if len(line) > 100] == []
 
 
-def test_the_readme_is_short():
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
+GENERATED = {"docs/commands.md", "docs/json.md", "docs/python.md"}
+
+
+def test_documents_are_short():
+    """Words of the README, of the protocol, and of the README with all pages that are written by hand."""
+    words = {label(path): len(path.read_text(encoding="utf-8").split()) for path in DOCUMENTS}
+    assert words["README.md"] <= 750
+    assert words["runtime/protocol/PROTOCOL.md"] <= 8000
+    pages = [words[name] for name in words if name.startswith("docs/") and name not in GENERATED]
+    assert sum(pages) + words["README.md"] <= 28_000
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if label(path) not in GENERATED], ids=label)
+def test_paragraphs_are_short(path):
+    text = re.sub(r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.S)
+    parts = (part for block in re.split(r"\n\s*\n", text) for part in re.split(r"\n(?=[-|] ?|\d+\. )", block))
+    assert [part[:60] for part in parts if len(part.split()) > 90] == []
