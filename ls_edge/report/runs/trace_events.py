@@ -76,7 +76,6 @@ def trace_events(
         yield from rows.process(event.peer)
         mark = {"name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0}
         yield {**mark, "pid": rows.pids[event.peer], "args": {"why": printable(event.why)}}
-    yield from _in_flight(records)
     # Later requests have later work, so all work that begin before the next submission can be assigned to lanes.
     waiting: list[tuple[int, int, RequestRecord, Work]] = []
     count = itertools.count()
@@ -144,17 +143,6 @@ def _metadata(kind: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> _E
 def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, int], arguments: _Event) -> _Event:
     times = {"ts": start / 1000, "dur": (end - start) / 1000}
     return {"name": name, "cat": category, "ph": "X", **times, **place, "args": arguments}
-
-
-def _in_flight(records: Sequence[RequestRecord]) -> Iterator[_Event]:
-    """Yield the number of requests in flight after each change; ends come before simultaneous starts."""
-    begins = ((ts, 1) for ts in sorted(record.submitted_us for record in records))
-    ends = ((ts, -1) for ts in sorted(record.submitted_us + record.latency_us for record in records))
-    number = 0
-    for ts, change in heapq.merge(ends, begins):
-        number += change
-        counter = {"name": "requests in flight", "ph": "C", "ts": ts, "pid": _SOURCE_PID, "tid": 0}
-        yield {**counter, "args": {"requests": number}}
 
 
 def _request(record: RequestRecord) -> Iterator[_Event]:
