@@ -21,6 +21,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.parts import HEAD, STEM, part_name
+from ls_edge.engines.on_demand import OnDemand
 from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.providers import CPU
 from ls_edge.export.canonical import HALF_SCALES, rewritten, to_bytes
@@ -68,27 +70,29 @@ def beyond_half(
     """
     if bundle.manifest.precision != "fp16" and bundle.manifest.opset != HALF_SCALES[0]:
         return {}
-    names = ["stem", *(f"block {owner}" for owner in dict.fromkeys(bundle.owners)), "head"]
-    sessions = {part: _with_halves_as_outputs(bundle.read(part), part) for part in names}
+    sessions = OnDemand(
+        lambda part: _with_halves_as_outputs(bundle.read(part_name(part)), part_name(part)),
+        lambda part: 2 * bundle.part(part_name(part)).bytes,  # a CPU computes in float32
+    )
     found: dict[str, dict[str, None]] = {}
 
-    def run(part: str, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
+    def run(part: int, slot: int | None, **inputs: np.ndarray) -> np.ndarray:
         session, names = sessions[part]
         if slot is not None and bundle.manifest.needs_slot:
             inputs["slot"] = np.full(len(inputs["tokens"]), slot, np.int64)
         result, *halves = session.run(None, inputs)
         for name, values in zip(names, halves, strict=True):
             if not float(np.abs(values).max()) <= largest:
-                found.setdefault(part, {})[name] = None
+                found.setdefault(part_name(part), {})[name] = None
         return np.asarray(result)
 
     for first in range(0, min(len(images), HALF_IMAGES), BATCH):
-        start = run("stem", None, images=images[first : first + BATCH])
+        start = run(STEM, None, images=images[first : first + BATCH])
         for order in orders:
             tokens = start
             for slot, index in enumerate(order):
-                tokens = run(f"block {bundle.owners[index]}", slot, tokens=tokens)
-            run("head", None, tokens=tokens)
+                tokens = run(bundle.owners[index], slot, tokens=tokens)
+            run(HEAD, None, tokens=tokens)
     return {part: list(names) for part, names in found.items()}
 
 

@@ -238,7 +238,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, max(batches)) if samples is None else samples.images
     check_half_range(bundle, images)  # first: it names the cause of what differs
-    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+    with Pipeline.on_demand(bundle) as chain:
         result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)

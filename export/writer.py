@@ -240,7 +240,7 @@ def _verify(
         images, source = generated_images(bundle.manifest.image, max(batches)), "generated"
     else:
         images, source = calibration.held_out.images, calibration.source
-    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+    with Pipeline.on_demand(bundle) as chain:
         result = verify_numbers(parts, chain, images, source=source, precision=settings.precision, batches=batches)
         if calibration is not None:
             on_step("accuracy")

@@ -15,10 +15,11 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
-from ls_edge.core.parts import HEAD, STEM
+from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_block_engines
+from ls_edge.engines.on_demand import OnDemand
+from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_block_engines, open_engine
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,6 +48,18 @@ class Pipeline(Closing):
         parts, choices = (STEM, *range(bundle.num_blocks), HEAD), list[EngineChoice]()
         engines = open_block_engines(bundle, parts, on_step=on_step, on_choice=choices.append, **settings)
         return cls(bundle, engines, choices[-1])
+
+    @classmethod
+    def on_demand(cls, bundle: Bundle) -> Pipeline:
+        """Return all parts as engines of one thread on the CPU that are opened when they are used, for a few images."""
+        engines = OnDemand(
+            lambda part: open_engine(bundle, part_name(part), threads=1, provider="cpu"),
+            lambda part: bundle.part(part_name(part)).bytes,
+        )
+        found = cls(bundle, {STEM: engines[STEM]}, EngineChoice("onnx", engines[STEM].provider))
+        found.executor = Executor({})
+        found.executor.engines = engines
+        return found
 
     def stem(self, images: np.ndarray) -> np.ndarray:
         """Convert normalized images float32 ``[B, 3, H, W]`` to tokens ``[B, N, D]``."""
