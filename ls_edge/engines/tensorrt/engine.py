@@ -234,18 +234,14 @@ class TensorRTEngine:
         return tensorrt_logger(self._trt).take() or NO_REASON
 
     def _check_signature(self) -> None:
-        trt, engine = self._trt, self._engine
-        wanted: dict[str, tuple[Any, Tensor]] = {t.name: (trt.TensorIOMode.INPUT, t) for t in self.signature.inputs}
-        wanted[self.signature.output.name] = (trt.TensorIOMode.OUTPUT, self.signature.output)
+        engine = self._engine
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        for name in {*names, *wanted}:
-            mode, tensor = wanted.get(name, (None, None))
-            if tensor is None or name not in names:
-                raise EngineError(f"{self.part}: the engine has {', '.join(names)}, the manifest {', '.join(wanted)}")
-            rest = tuple(engine.get_tensor_shape(name))[1:]
-            dtype = np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name
-            if engine.get_tensor_mode(name) != mode or dtype != tensor.dtype or rest != tensor.rest:
-                raise EngineError(f"{self.part}: the engine's {name} is {dtype} {list(rest)}, by the manifest {tensor}")
+        types = [np.dtype(self._trt.nptype(engine.get_tensor_dtype(name))).name for name in names]
+        found = {Tensor(n, dtype, tuple(engine.get_tensor_shape(n))[1:]) for n, dtype in zip(names, types, strict=True)}
+        wanted = {*self.signature.inputs, self.signature.output}
+        if found != wanted:
+            theirs, ours = ("; ".join(sorted(map(str, tensors))) for tensors in (found, wanted))
+            raise EngineError(f"{self.part}: the engine has {theirs}, the manifest {ours}; export the bundle again")
 
 
 def described(text: str) -> str:

@@ -26,7 +26,6 @@ BuilderFlag = _enum("BuilderFlag", "FP16 INT8 DEBUG GPU_FALLBACK REFIT DISABLE_T
 ProfilingVerbosity = _enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED")
 LayerInformationFormat = _enum("LayerInformationFormat", "ONELINE JSON")
 MemoryPoolType = _enum("MemoryPoolType", "WORKSPACE")
-TensorIOMode = _enum("TensorIOMode", "NONE INPUT OUTPUT")
 ExecutionContextAllocationStrategy = _enum(
     "ExecutionContextAllocationStrategy", "STATIC ON_PROFILE_CHANGE USER_MANAGED"
 )
@@ -240,9 +239,6 @@ class ICudaEngine:
 
     def get_tensor_name(self, index):
         return list(self._tensors)[index]
-
-    def get_tensor_mode(self, name):
-        return TensorIOMode.INPUT if name in self._header["inputs"] else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name):
         return self._tensors[name].dtype

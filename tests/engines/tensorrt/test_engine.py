@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,6 +79,17 @@ def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monke
     reported = []
     open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
     assert any("does not load in" in text for text in reported)
+
+
+def test_an_engine_with_other_tensors_than_the_manifest_is_refused(bundle, gpu):
+    options, signature = EngineOptions(), signature_of(bundle.manifest, "block 0")
+    workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)
+    other = replace(signature, output=replace(signature.output, dtype="float16"))
+    words = r"^block 0: the engine has tokens float32 .*; tokens_out float32 .*, the manifest .*tokens_out float16"
+    with pytest.raises(EngineError, match=words):
+        open_tensorrt(bundle, "block 0", other, options, workspace)
+    workspace.hold()
+    workspace.release()
 
 
 def test_contexts_are_created_when_they_are_needed(runner, any_gpu):
