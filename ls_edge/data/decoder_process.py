@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SMALL_PIXELS = 1 << 22
 """Maximum pixels of a small image."""
-SMALL_BYTES, LARGE_BYTES, PIXEL_BYTES = 80 << 20, 480 << 20, 16
+SMALL_BYTES, LARGE_BYTES, PIXEL_BYTES = 80 << 20, 400 << 20, 16
 """Memory to decode a small image, in addition to twice its file, for a large one at most, and for each further pixel:
 67 million pixels of RGB, or 25 million of WebP."""
 HEADER_S, PIXELS_S = 0.5, 0.25

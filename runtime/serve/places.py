@@ -10,6 +10,8 @@ import time
 
 from ls_edge.runtime.serve.replies import Refusal
 
+SLOW_AT_ONCE = 4
+"""Maximum number of requests without a place, because their images are large or take long."""
 _DEVIATIONS = 4
 """Mean deviations, beyond the mean service time, that a request needs until its deadline; as in RFC 6298."""
 _RECENT = 8
@@ -28,6 +30,7 @@ class Places:
     def __init__(self, count: int, queue: int) -> None:
         """Provide ``count`` places, for which at most ``queue`` requests wait."""
         self.count = self._free = count
+        self._slow_free = SLOW_AT_ONCE
         self.queue = queue
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers, self._refusals = itertools.count(), itertools.cycle(range(max(1, queue)))
@@ -38,15 +41,24 @@ class Places:
         """Number of requests that wait."""
         return len(self._waiting)
 
-    async def take(self, deadline: float, *, is_back: bool = False) -> None:
-        """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`.
+    def leave(self) -> bool:
+        """Give a place to others, since its request takes long, unless many do; return whether it was given."""
+        if not self._slow_free:
+            return False
+        self._slow_free -= 1
+        self.give_back()
+        return True
 
-        A request that had a place before, and ``is_back``, may wait however many do.
-        """
+    def end_slow(self) -> None:
+        """Note the end of a request that had left its place."""
+        self._slow_free += 1
+
+    async def take(self, deadline: float) -> None:
+        """Take a place, before ``deadline`` by the monotonic clock; raise :class:`Refusal`."""
         if self._free:
             self._free -= 1
             return
-        if len(self._waiting) >= self.queue and not is_back:
+        if len(self._waiting) >= self.queue:
             ahead = self.queue + next(self._refusals)
             retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
             raise Refusal(

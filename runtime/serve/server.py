@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import socket
 import ssl
@@ -22,6 +23,18 @@ IDLE_S = 75.0
 """Maximum time between two requests of a connection, in seconds; proxies keep connections for 60 s."""
 _END_S = 1.0
 """Maximum time for the thread to end, in seconds."""
+
+
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+"""Options of glibc's ``mallopt``."""
+
+
+def return_memory() -> None:
+    """Make glibc return the memory of large bodies as soon as it is free; it would keep some of it for each thread."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_ARENA_MAX, 2)
 
 
 class HttpServer(Closing):

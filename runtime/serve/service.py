@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,14 +31,14 @@ from ls_edge.core.parts import shown_parts
 from ls_edge.core.text import name_blocks
 from ls_edge.data.decoders import Decoders
 from ls_edge.runtime.serve.metrics import SourceCollector, add_collectors
-from ls_edge.runtime.serve.places import Places
+from ls_edge.runtime.serve.places import SLOW_AT_ONCE, Places
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
 from ls_edge.runtime.source.results import LATENCY_BOUNDS_S, Answer
 from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
-SLOW_AT_ONCE = 4
-"""Maximum number of requests that are decoded without a place, because they are large or take long."""
+SLOW_S = 0.25
+"""Time after which a request is slow if the peers decode its image, in seconds."""
 OVER_BUDGET_S = 2.0
 """Seconds after the end of its budget until a request is abandoned."""
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
@@ -65,32 +64,37 @@ class Place:
         """Hold a place that was taken."""
         self.decoding: Future[None] | None = None
         self._places = places
-        self._since: float | None = time.monotonic()
-
-    async def take_again(self, end: float) -> None:
-        """Wait for a place again, after :meth:`give_back`."""
-        await self._places.take(end, is_back=True)
         self._since = time.monotonic()
+        self._has_left = self._has_ended = False
 
-    def give_back(self, *, is_answered: bool = False, is_back: bool = False) -> None:
-        """Give the place back, if it is held; with ``is_back``, the request returns."""
-        if self._since is not None:
-            used_s, self._since = time.monotonic() - self._since, None
-            self._places.give_back(0.0 if is_back else used_s, is_answered=is_answered)
+    def leave(self) -> None:
+        """Leave the place to others, since the request takes long."""
+        if not self._has_left and not self._has_ended:
+            self._has_left = self._places.leave()
+
+    def give_back(self, *, is_answered: bool = False) -> None:
+        """End the request."""
+        self._has_ended = True
+        if self._has_left:
+            self._places.end_slow()
+        else:
+            self._places.give_back(time.monotonic() - self._since, is_answered=is_answered)
 
 
 class Service:
     """Answers images through a source."""
 
     def __init__(self, source: Source, *, holder_wait_s: float, queue: int) -> None:
-        """Let images wait ``holder_wait_s`` for missing holders, and at most ``queue`` requests wait for a place."""
+        """Let images wait ``holder_wait_s`` for missing holders, and at most ``queue`` requests wait for a place.
+
+        There are :data:`SLOW_AT_ONCE` places less than the source has requests in flight, and at least one.
+        """
         self.source = source
         self._holder_wait_s = holder_wait_s
-        self._threads = ThreadPoolExecutor(source.settings.max_inflight + SLOW_AT_ONCE, "decoder")
-        self._slow = threading.BoundedSemaphore(SLOW_AT_ONCE)
+        self.places = Places(max(1, source.settings.max_inflight - SLOW_AT_ONCE), queue)
+        self._threads = ThreadPoolExecutor(self.places.count + SLOW_AT_ONCE, "decoder")
         self.decoders = Decoders()
         self._threads.submit(self.decoders.start)
-        self.places = Places(source.settings.max_inflight, queue)
         self.registry = CollectorRegistry(auto_describe=False)
         add_collectors(self.registry, SourceCollector(source))
         Gauge(
@@ -135,7 +139,7 @@ class Service:
             "model": manifest.model,
             "classes": len(manifest.classes),
             "policy": source.settings.policy,
-            "concurrency": source.settings.max_inflight,
+            "concurrency": self.places.count,
             "budget_ms": source.settings.budget_ms,
             "in_flight": source.counts.in_flight,
             "queue": self.places.queue,
@@ -168,6 +172,8 @@ class Service:
             self._waited_s = time.monotonic() - began
             self._waits.observe(self._waited_s)
         place = Place(self.places)
+        if self.source.is_thin:
+            asyncio.get_running_loop().call_later(SLOW_S, place.leave)
         try:
             yield place
             is_answered = True
@@ -190,10 +196,13 @@ class Service:
         ended = loop.create_future()
         futures: list[Future[Answer]] = []
 
+        def on_slow() -> None:
+            _call_soon(loop, place.leave)
+
         def submit() -> None:
-            bundle, images = self.source.bundle, self._decode(place, decode, end, loop)
+            bundle, images = self.source.bundle, decode(on_slow)
             if bundle is not self.source.bundle:  # it has changed meanwhile
-                images = self._decode(place, decode, end, loop)
+                images = decode(on_slow)
             left_s = self._wait_for_holders(end)
             try:
                 for index, image in enumerate(images):
@@ -230,28 +239,6 @@ class Service:
             raise Refusal(status, str(error), RETRY_AFTER if status == 503 else None) from None
         finally:
             submitting.add_done_callback(lambda _: [future.cancel() for future in futures])
-
-    def _decode(
-        self, place: Place, decode: Decode, end: float, loop: asyncio.AbstractEventLoop
-    ) -> Sequence[np.ndarray]:
-        """Decode images; those that are slow leave their place to others meanwhile."""
-        is_slow = False
-
-        def on_slow() -> None:
-            nonlocal is_slow
-            if not is_slow and self._slow.acquire(blocking=False):
-                is_slow = True
-                _call_soon(loop, functools.partial(place.give_back, is_back=True))
-
-        try:
-            images = decode(on_slow)
-            if is_slow:
-                back = asyncio.run_coroutine_threadsafe(place.take_again(end), loop)
-                back.result(max(0.0, end - time.monotonic()) + OVER_BUDGET_S)
-            return images
-        finally:
-            if is_slow:
-                self._slow.release()
 
     def _wait_for_holders(self, end: float) -> float:
         """Wait for missing holders, and return the seconds that are left."""

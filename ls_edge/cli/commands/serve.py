@@ -104,9 +104,11 @@ def command(
         from ls_edge.runtime.serve.application import Api
         from ls_edge.runtime.serve.bodies import Bodies
         from ls_edge.runtime.serve.listener import open_listener, parse_address
-        from ls_edge.runtime.serve.server import Certificate, HttpServer
+        from ls_edge.runtime.serve.places import SLOW_AT_ONCE
+        from ls_edge.runtime.serve.server import Certificate, HttpServer, return_memory
         from ls_edge.runtime.serve.service import Service
 
+        return_memory()
         set_up(as_json=log_json)
         is_local = is_loopback_host(parse_address(http, "--http")[0])
         if (tls_cert is None) != (tls_key is None):
@@ -122,7 +124,8 @@ def command(
 
         open_peers(peers, concurrency + queue + IDLE_CONNECTIONS)
         listener = stack.enter_context(open_listener(http, "--http"))
-        source = Source.open(peers, bundle, max_inflight=concurrency, model_wait_s=math.inf, **settings)
+        settings["max_inflight"] = concurrency + SLOW_AT_ONCE
+        source = Source.open(peers, bundle, model_wait_s=math.inf, **settings)
         service = Service(source, holder_wait_s=wait, queue=queue)
         stack.callback(service.close)
         application = Api(service, access, Bodies(max_body), access_log=access_log).application

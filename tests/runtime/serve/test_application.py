@@ -22,8 +22,9 @@ from ls_edge.runtime.serve.access import Access
 from ls_edge.runtime.serve.application import Api
 from ls_edge.runtime.serve.bodies import Bodies
 from ls_edge.runtime.serve.listener import open_listener
+from ls_edge.runtime.serve.places import SLOW_AT_ONCE
 from ls_edge.runtime.serve.server import HttpServer
-from ls_edge.runtime.serve.service import SLOW_AT_ONCE, Service
+from ls_edge.runtime.serve.service import Service
 from ls_edge.runtime.source.source import Source
 from tests.data.bombs import COSTLY, png, tiff_with_broken_tag
 from tests.runtime.serve.serving import PLACEMENT, Server, expected, picture, samples, together, turned
@@ -208,13 +209,13 @@ def test_an_image_that_takes_long_leaves_its_place_to_others(swarm, bundle):
         assert status("POST", "/predict", small) == 200
         service.decoders._reserve(LARGE_BYTES)  # large images are being decoded, without end
         waiting = pool.submit(status, "POST", "/predict", large)
-        while service._slow._value == SLOW_AT_ONCE:
+        while service.places._slow_free == SLOW_AT_ONCE:
             time.sleep(0.001)
         assert status("POST", "/predict", small) == 200
         assert status("POST", "/predict?budget_ms=300", large) == 504
         service.decoders._reserve(-LARGE_BYTES)
         assert waiting.result(60) == 200
-        assert service.places._free == 1
+        assert (service.places._free, service.places._slow_free) == (1, SLOW_AT_ONCE)
     service.close()
 
 
