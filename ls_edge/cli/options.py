@@ -20,9 +20,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_folder, check_standard_output, check_writable
 from ls_edge.device.requirements import require
 
-WAIT_S = 5.0
-"""Default of ``--wait``: time for holders that are starting."""
-
 MAX_IMAGES, MAX_BATCH, MAX_THREADS = 10_000_000, 65_536, 1024
 HTML, SVG, JSON_FILE = "<!doctype html.*ls-edge", "<svg", r"\s*\{"
 """Patterns of the first characters of files that commands write; see :func:`output`."""
@@ -181,7 +178,7 @@ class Named(click.Choice[str]):
         return value
 
 
-def wait(help_text: str, default: float = WAIT_S, least: float = 0, most: float = 86_400) -> Option:
+def wait(help_text: str, default: float = 5.0, least: float = 0, most: float = 86_400) -> Option:
     """Return the option ``--wait``."""
     return number("--wait", help_text, "SECONDS", least, most, default=default)
 
@@ -235,25 +232,17 @@ PEERS = peers(required=True)
 BUNDLE = bundle(required=True)
 SOURCE_BUNDLE = bundle("Folder of the exported model.  [default: the peers' model, with all parts on peers]")
 SECRET_KEY = secret_key()
-PUSH_KEY = secret_key("NAME.key_secret of a source with 'may_push: true' in the peers.yaml of the peers.")
-PUSH_WAIT = wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
 STRICT_BUNDLE = flag("--strict-bundle", "Work only with peers that have exactly this bundle.")
 DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
-LIMIT = count("--limit", "Number of images; above the size of the data, images repeat.")
 JSON = as_json()
 LOG_JSON = flag("--log-json", "Write the log as JSON lines.")
 METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
 REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True, ours=HTML)
 
-BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
 RATE = number(
     "--rate", "Images per second, at random times.  [default: the next one after each answer]", "IMAGES", above=True
 )
-MAX_SKIPS = count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536)
 SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of random orders.")
-
-ENGINE = choice("--engine", ENGINES, "Engine of the parts.", default="auto")
-PROVIDER = text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 
 
 PROFILES = apply_options(
@@ -269,8 +258,6 @@ PROFILES = apply_options(
     number("--mbit", "Megabits per second of links that were not measured.", "MBIT", 0.001, default=1000.0),
 )
 """Options of commands that plan from profiles of devices."""
-
-SET = names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 
 
 def settings(kind: type[msgspec.Struct]) -> Option:

@@ -15,8 +15,8 @@ POLICY = click.option(
 )
 SOURCE = options.apply_options(
     POLICY,
-    options.BUDGET_MS,
-    options.MAX_SKIPS,
+    options.number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0),
+    options.count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536),
     options.SEED,
     options.threads("Threads of stem and head; overrides peers.yaml.  [default: 1]"),
     options.choice("--engine", options.ENGINES, "Engine of stem and head; overrides peers.yaml."),

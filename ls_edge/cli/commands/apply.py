@@ -46,8 +46,8 @@ _KINDS = {"add": "added", "switch": "changed", "follow": "told of the others", "
 @options.flag("--dry-run", "Show the difference and change nothing.")
 @options.flag("--yes", "Apply without asking.")
 @options.flag("--allow-outage", "Continue even if some blocks briefly have no holder.")
-@options.PUSH_KEY
-@options.PUSH_WAIT
+@options.secret_key("NAME.key_secret of a source with 'may_push: true' in the peers.yaml of the peers.")
+@options.wait("Time that a peer may be unreachable or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
 def command(
     new: Path,

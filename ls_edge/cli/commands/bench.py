@@ -44,8 +44,8 @@ _SLOWER = 1.15
 @options.threads("Threads of the engines.  [default: all cores]")
 @options.text("--batch", "Images at a time; several sizes with --out.", "N,N", type=options.counts(1024), default="1")
 @options.duration("Time to run chains at each batch size.")
-@options.ENGINE
-@options.PROVIDER
+@options.choice("--engine", options.ENGINES, "Engine of the parts.", default="auto")
+@options.text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 @options.output("--out", "Profile to write, for 'ls-edge plan'.", ours=options.JSON_FILE)
 @options.text("--name", "Name of the device in plans, or peer to measure.  [default: the host name]", "NAME")
 @options.peers("peers.yaml, to measure the running peer --name.")

@@ -63,7 +63,7 @@ MAX_REMARKS = 10
     "DATA",
     required=True,
 )
-@options.LIMIT
+@options.count("--limit", "Number of images; above the size of the data, images repeat.")
 @options.concurrency(1_000_000)
 @options.RATE
 @source_options.SOURCE

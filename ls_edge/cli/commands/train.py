@@ -74,7 +74,7 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 @options.choice("--precision", ["auto", "fp32", "bf16", "fp16"], "Type of the matrix products.  [default: auto]")
 @options.threads("Torch threads on the CPU.")
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
-@options.SET
+@options.names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
 @click.option(
     "--recipes",
     is_flag=True,
