@@ -1,11 +1,8 @@
 """Curves of a training in TensorBoard, as the library itself reads them."""
 
-import pytest
-
 import ls_edge
 
-CURVES = {"order/trained", "order/random_mean", "order/random_worst", "kept_1/trained", "kept_1/random",
-          "slot_0/random", "slot_1/random"}  # fmt: skip
+CURVES = {"order/trained", "order/random_mean", "order/random_worst", "kept_1/trained", "kept_1/random"}
 
 
 def events(folder):
@@ -16,7 +13,7 @@ def events(folder):
     return {name: {event.step: event.value for event in found.Scalars(name)} for name in found.Tags()["scalars"]}
 
 
-def test_tensorboard_gets_curves_by_order_blocks_kept_and_slot(tmp_path):
+def test_tensorboard_gets_curves_by_order_and_blocks_kept(tmp_path):
     plain = ls_edge.train("digits", tmp_path / "plain", epochs=1, depth=2, method="predict")
     logged = ls_edge.train("digits", tmp_path / "logged", epochs=1, depth=2, method="predict", log="tensorboard")
     assert logged.val_loss == plain.val_loss  # the curves do not change the training
@@ -24,8 +21,6 @@ def test_tensorboard_gets_curves_by_order_blocks_kept_and_slot(tmp_path):
     found = events(tmp_path / "logged")
     assert set(found) >= CURVES | {"train_loss", "val_loss", "val_top1"}
     assert found["order/trained"].keys() == {1}
-    assert found["slot_1/random"][1] == pytest.approx(found["order/random_mean"][1])  # after the last slot
-    own = [found[f"slot_{slot}/own_slot"][1] for slot in range(2)]
-    assert sum(own) / 2 == pytest.approx(found["order/own_slot"][1])
+    assert 0 <= found["order/own_slot"][1] <= 1
     assert logged.log == f"tensorboard --logdir {tmp_path / 'logged'}"
     assert str(logged).splitlines()[-1] == f"curves: {logged.log}"
