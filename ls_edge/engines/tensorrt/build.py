@@ -181,8 +181,7 @@ def build_part(
 def tensorrt_logger(trt: Any) -> Any:
     """Return the TensorRT logger of this process; its method ``take()`` returns the first error since the last call.
 
-    The first error is the cause of the others. TensorRT uses the first logger that it receives for everything, as long
-    as any of its objects exists.
+    The first error is the cause of the others. A second logger would be warned about, and ignored by some versions.
     """
     errors = (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR)
 

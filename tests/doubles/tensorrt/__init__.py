@@ -39,8 +39,7 @@ class ILogger:
     Severity = _enum("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE")
 
     def __init__(self):
-        """Log to the latest logger; the tests of the real library show that it is the first one."""
-        ILogger.latest = self
+        pass
 
 
 class IProgressMonitor:
@@ -54,8 +53,9 @@ def _fail(text, result=None):
     return result
 
 
-def _start(made):
+def _start(made, logger):
     """Return an object whose end crashes where CUDA does not start, as createInferRuntime of 10.16 to 11.4 does."""
+    ILogger.latest = logger
     if cuda.DEVICE.memory <= 0:
         _fail("CUDA initialization failure with error: 2")
         _fail("another error")
@@ -169,7 +169,7 @@ class Builder:
     refuse = ""  # TensorRT's message if it cannot build; set by a test
 
     def __init__(self, logger):
-        _start(self)
+        _start(self, logger)
 
     def create_network(self, flags=0):
         return INetworkDefinition(flags)
@@ -216,7 +216,7 @@ class Builder:
 
 class Runtime:
     def __init__(self, logger):
-        _start(self)
+        _start(self, logger)
 
     def deserialize_cuda_engine(self, serialized_engine):
         raw = bytes(serialized_engine)

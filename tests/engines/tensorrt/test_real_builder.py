@@ -162,7 +162,6 @@ def test_the_error_names_the_node_and_the_cause(log, raw, words):
 
 
 def test_each_failed_build_has_a_reason_of_its_own(monkeypatch):
-    """TensorRT logs to the first logger of the process as long as one of its objects exists."""
     monkeypatch.setattr(builder, "tensorrt_module", lambda: rtx)
     for raw, words in ((b"", "at least one output"), (b"garbage", "Failed to parse"), (b"", "at least one output")):
         with pytest.raises(EngineError, match=words):
@@ -185,15 +184,16 @@ def test_a_canceled_build_ends_with_the_error_of_its_progress(log, monkeypatch, 
 
 
 def answers(trt):
-    """Results of odd calls, and whether an error is logged."""
+    """Results of odd calls, and whether the first logger gets an error."""
     errors = []
 
     class Logger(trt.ILogger):
-        def __init__(self):
+        def __init__(self, kept):
             trt.ILogger.__init__(self)
+            self.kept = kept
 
         def log(self, severity, msg):
-            errors.extend([msg] if "ERROR" in severity.name else [])
+            self.kept.extend([msg] if "ERROR" in severity.name else [])
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self):
@@ -202,7 +202,7 @@ def answers(trt):
         phase_start = phase_finish = step_complete = lambda *_: True
 
     raw = graph_of(helper.make_node("Add", ["x", "x"], ["y"]))
-    logger, found = Logger(), {}
+    logger, found = Logger(errors), {}
     builder, other = trt.Builder(logger), trt.Builder(logger)
 
     def note(what, call):
@@ -228,6 +228,7 @@ def answers(trt):
     note("descending shapes", lambda: built(network, (8, 4), (4, 4), (1, 4)))
     note("another size", lambda: built(network, (1, 5), (1, 5), (1, 5)))
     note("an empty network", lambda: built(parsed()[0], (1, 4), (1, 4), (1, 4)))
+    note("a second logger", lambda: trt.Builder(Logger([])).create_network(0).get_input(5))
     note("a damaged engine", lambda: trt.Runtime(logger).deserialize_cuda_engine(b"damaged" * 999))
     cache = builder.create_builder_config().create_timing_cache(b"damaged")
     return found, cache is not None
