@@ -184,6 +184,25 @@ class Store(FileStore):
                     self._write(self.record)
             return not fault
 
+    def difference(self) -> str:
+        """Return how the files on the disk differ from what is served, or an empty string; do not read the parts."""
+        record = self.record
+        if record.active is None:
+            return ""
+        try:
+            if decode_json(read_file(self._path), StoreRecord) != record:
+                return f"{self._path.name} is of another bundle or file"
+            bundle = self.open(record.active)
+            for part in self.blocks.of_model(bundle.num_blocks):
+                file = bundle.part(part_name(part))
+                if (self._files / file.sha256).stat().st_size != file.bytes:
+                    return f"the file of {part_name(part)} is cut off"
+        except OSError as error:
+            return f"{error.strerror}: {error.filename}"
+        except (LsEdgeError, InvalidDocument) as error:
+            return str(error)
+        return ""
+
     def drop_damaged(self) -> bool:
         """Remove the damaged parts of the served bundle; return whether there were any and others are left."""
         with contextlib.suppress(BundleError, OSError):

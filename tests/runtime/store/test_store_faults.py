@@ -265,8 +265,11 @@ def test_a_peer_survives_the_removal_of_its_store(fleet, tiny_bundle, half_bundl
         store = peers.store("a")
         process = peers.processes["a"].pid
         shutil.rmtree(store)
-        assert status_of(peers).bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        found = status_of(peers)
+        assert found.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        assert found.reason.startswith("its store is not what it serves from memory (No such file or directory: ")
         push_to(peers, tiny_bundle)
+        assert status_of(peers).reason is None
         assert len(list((store / "files").iterdir())) == 2 + len(BLOCKS)
         shutil.rmtree(store)
         push_to(peers, half_bundle)
