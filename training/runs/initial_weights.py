@@ -119,7 +119,7 @@ def make_initial_weights(
         if was and was != now:
             warn(
                 f"{config.init} has patches of {was[0]} x {was[1]} pixels and {name} of {now[0]} x {now[1]}, so they "
-                "are resampled, and answers are worse until it is trained; check --model"
+                f"are resampled, and answers are worse until it is trained; or: --set model.args.patch_size={was[0]}"
             )
         trained = _take(view, fitted, config.init, warn)
     kept = tuple(range(view.num_blocks))

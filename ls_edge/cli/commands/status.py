@@ -129,12 +129,14 @@ def _watch(observer: Observer, bundle: Bundle | None, file: PeersFile, wait: flo
                 print_json(document_of(found), one_line=True)
             else:
                 table = _table(found)
-                shown = Group(
-                    *([table] if fits(table, console) else as_list(table)),
-                    *(Text(line, style="yellow", no_wrap=False, overflow="fold") for line in remarks(found, file)),
-                    *changes,
-                )
-                live.update(shown, refresh=True) if is_live else console.print(shown)
+                notes = [Text(line, style="yellow", no_wrap=False, overflow="fold") for line in remarks(found, file)]
+                if is_live:
+                    shown = [table] if fits(table, console) else as_list(table)
+                    live.update(Group(*shown, *notes, *changes), refresh=True)
+                else:
+                    print_table(table, console)
+                    for note in (*notes, *changes):
+                        console.print(note)
             before = found
             observer.wait_until(lambda: False, _EVERY_S)
 

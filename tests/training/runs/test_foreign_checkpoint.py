@@ -130,7 +130,7 @@ def test_patches_of_another_size_are_mentioned(tmp_path):
     path, notes = tmp_path / "w.pth", []
     torch.save(start(args={**TINY, "img_size": 32, "patch_size": 8}).view.weights(), path)
     start(init=str(path), warn=notes.append)
-    words = "are resampled, and answers are worse until it is trained; check --model"
+    words = "are resampled, and answers are worse until it is trained; or: --set model.args.patch_size=8"
     assert notes == [f"{path} has patches of 8 x 8 pixels and vit_digits of 4 x 4, so they {words}"]
 
 
