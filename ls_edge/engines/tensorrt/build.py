@@ -80,6 +80,8 @@ def is_rtx(trt: Any) -> bool:
 
 def this_device() -> TensorRTDevice:
     """Return TensorRT and the GPU of this machine; raise :class:`EngineError` if one is missing."""
+    if tensorrt_name() is not None:
+        cuda_runtime()  # raises before the library is loaded, which takes 80 MiB
     trt, cuda = tensorrt_module(), cuda_runtime()
     number = cuda.call("cudaGetDevice", doing="looking for a GPU")
     name = cuda.call("cudaGetDeviceProperties", number, doing="looking at the GPU").decode(errors="replace")
