@@ -28,7 +28,7 @@ from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective
 PORT = 5555
 _VERDICTS = {
     "one": "One device",
-    "replicate": "Replicate (every device holds everything)",
+    "replicate": "Replicate (every device holds all blocks)",
     "split": "Split",
 }
 
@@ -67,7 +67,7 @@ def command(
 
     Assigns the blocks by the measured speed of the devices and their links, and stem and head too if they run better
     there than on the source. Compares the result with the best device alone, replicas, round robin, and equal parts.
-    The first line says One device, Replicate (every device holds everything), or Split, and by how much it is better.
+    The first line says One device, Replicate (every device holds all blocks), or Split, and by how much it is better.
     """
     if peers is not None and out is None:
         raise UsageError("--peers has the addresses and keys for --out; give --out FILE as well")
@@ -140,7 +140,7 @@ def _print(document: PlanDocument) -> None:
     console = open_console()
     console.print(f"{_VERDICTS[document.recommendation]}: {document.reason}.")
     if document.advantages:
-        console.print(f"A split offers: {'; '.join(document.advantages)}.")
+        console.print(f"The placement below offers: {'; '.join(document.advantages)}.")
     held = [
         (name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
         for name, blocks in document.placement.items()

@@ -39,7 +39,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     bundle_id: str
     objective: Objective
     recommendation: Recommendation
-    """Best use of the devices: ``one`` device, ``replicate`` (every device holds everything), or ``split``."""
+    """Best use of the devices: ``one`` device, ``replicate`` (every device holds all blocks), or ``split``."""
     reason: str
     placement: dict[str, tuple[ShownPart, ...]]
     """Best placement for ``ls-edge``, even if one device is recommended."""
@@ -117,17 +117,16 @@ def _judge(
         if _is_better(objective, other, best):
             best = other
     texts = [
-        f"{_estimate(objective, other)} for {_called(other)}{_gain(objective, best, other)}"
+        f"{_estimate(objective, other)} for {_called(problem, other)}{_gain(objective, best, other)}"
         for other in (*known, *([planned.best] if is_split else ()))
         if other is not best
     ]
     reason = _estimate(objective, best)
     reason += f", against {' and '.join(texts)}" if texts else "; there is no other device"
     if best is planned.single:
-        reason = f"{_called(best)}, {reason}"
-    if is_split and best is not planned.best:
-        return "one" if best is planned.single else "replicate", reason, _advantages(problem, planned.best, best)
-    return "split" if best is planned.best else "one" if best is planned.single else "replicate", reason, []
+        reason = f"{_called(problem, best)}, {reason}"
+    advantages = _advantages(problem, planned.best, best) if is_split and best is not planned.best else []
+    return _kind(problem, best), reason, advantages
 
 
 def _advantages(problem: PlanningProblem, split: Candidate, best: Candidate) -> list[str]:
@@ -148,10 +147,18 @@ def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
     return ours < theirs and not math.isclose(ours, theirs, rel_tol=NO_WORSE)
 
 
-def _called(candidate: Candidate) -> str:
+def _kind(problem: PlanningProblem, candidate: Candidate) -> Recommendation:
+    """Return how a placement uses the devices; stem and head may be on the source."""
+    counts = [len(set(parts) - ENDS.keys()) for parts in candidate.placement.values() if parts]
+    return "one" if len(counts) == 1 else "replicate" if min(counts) == problem.num_blocks else "split"
+
+
+def _called(problem: PlanningProblem, candidate: Candidate) -> str:
     if candidate.name == "single":
         return f"{candidate.estimates.route[0]} alone"
-    return "replicas" if candidate.name == "copies" else "a split"
+    if candidate.name == "copies":
+        return "replicas that run stem and head"
+    return {"split": "a split", "replicate": "replicas", "one": "one device"}[_kind(problem, candidate)]
 
 
 def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:

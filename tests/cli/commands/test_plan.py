@@ -89,7 +89,7 @@ def test_independent_copies_win_where_tokens_take_longer_than_images(command, bu
     assert any("as JPEG" in line for line in found["assumptions"])
     code, printed, _ = command("plan", *words, "--mbit", "1")
     assert code == 0
-    assert printed.startswith("Replicate (every device holds everything): ")
+    assert printed.startswith("Replicate (every device holds all blocks): ")
 
 
 def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, profile, tmp_path):

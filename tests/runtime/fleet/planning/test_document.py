@@ -47,10 +47,10 @@ def test_copies_win_where_they_have_the_higher_throughput(plan):
     assert found.reason.startswith(f"{found.expected.throughput:.0f} images a second, against ")
 
 
-def test_a_split_model_wins_where_no_device_has_room_for_stem_and_head(plan):
-    """Two devices share the blocks; the source runs stem and head, in less time than a device needs for its part."""
+def test_replicas_win_where_no_device_has_room_for_stem_and_head(plan):
+    """Both devices hold all blocks; the source runs stem and head, in less time than a device needs for its part."""
     found = plan(devices(2), "throughput")
-    assert found.recommendation == "split"
+    assert found.recommendation == "replicate"
     assert found.expected.throughput == pytest.approx(2 * 1e3 / 16)
     assert found.reason == "125 images a second, against 62.5 images a second for d0 alone (100 % more)"
     assert (found.policy, found.concurrency) == ("fastest", 12)
