@@ -42,7 +42,7 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``ls-edge simulate``; those without a :func:`flag` are options that other commands share."""
 
     devices: Annotated[int, Meta(ge=1, le=1_000_000), flag("Number of devices.")]
-    requests: Annotated[int, Meta(ge=1, le=10_000_000), flag("Images to answer, at all sites together.")]
+    requests: Annotated[int, Meta(ge=1, le=10_000_000), flag("Images to classify, at all sites together.")]
     replicas: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
         flag("Holders of a block at a site.  [default: at least 2, or 1 if memory is short]"),

@@ -248,7 +248,7 @@ CASES = r"""
 2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so links would not
 2 | run | Missing option '--data'
 2 | run --local 2 --data digits | --local starts peers with a bundle; give --bundle
-2 | predict flat/a.png | give --bundle DIR to answer in this process, or --peers FILE
+2 | predict flat/a.png | give --bundle DIR to classify in this process, or --peers FILE
 1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is not a bundle: it has no manifest.json; write one
 1 | run --peers good.yaml --bundle bundle --data others | others: the model has no class 'cat'; its classes are '0',
 2 | RUN --policy best | '--policy': unknown policy 'best'; known here: nearest, sequential

@@ -50,7 +50,7 @@ Frame = bytes | np.ndarray | DataError
     ),
 )
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
-@options.peers("peers.yaml of the peers that answer.  [default: answer in this process]")
+@options.peers("peers.yaml of the peers to use.  [default: none, this process does it]")
 @options.SOURCE_BUNDLE
 @options.count("--top", "Number of classes to print, most likely first.", default=3)
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
@@ -101,7 +101,7 @@ def command(
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
         if file is None:
             if opened is None:
-                raise UsageError("give --bundle DIR to answer in this process, or --peers FILE")
+                raise UsageError("give --bundle DIR to classify in this process, or --peers FILE")
             asked = {name: settings[name] for name in ("provider", "threads")}
             pipeline = stack.enter_context(Pipeline.open(opened, kind=settings["engine"] or "auto", **asked))
             answers = answers_here(pipeline, itertools.islice(frames, limit), top)
