@@ -272,8 +272,8 @@ def check_hardware() -> Iterator[Finding]:
         (
             "memory",
             memory
-            and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free, which hold blocks of "
-            f"{max(0.0, memory[1] * 1024 - PEER_MIB) / 1.05:,.0f} MiB ('ls-edge export' shows their size){unknown}",
+            and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free, room for blocks of "
+            f"{max(0.0, memory[1] * 1024 - PEER_MIB) / 1.05:,.0f} MiB{unknown}",
             (GPU_MEMORY_ADVICE if hardware.jetson_linux() else "end other programs")
             + f"; a peer needs {PEER_MIB} MiB in addition to its blocks"
             if memory and memory[1] < 0.5
