@@ -23,9 +23,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 MAX_SIDE = 1 << 14
 """Maximum width and height in pixels. Pillow keeps a pointer for each row, so tall images need additional memory."""
 MAX_PIXELS = 1 << 26
-MAX_SLOW_PIXELS, MAX_SLOW_BYTES = 1 << 20, 1 << 22
-"""Limits of containers that Pillow decodes in Python, at about 0.5 us per sample."""
-
 # Number of pixels above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
 
@@ -55,8 +52,7 @@ def decode(
     With ``keep_gray``, decode a gray image to 8-bit gray, which needs a third of the memory. With
     ``exif_orientation``, turn the image upright by its EXIF orientation.
 
-    ``on_header`` is called with the number of pixels of an encoded image before they are decoded; with eight times as
-    many if its container is slow to decode.
+    ``on_header`` is called with the number of pixels of an encoded image before they are decoded.
 
     Raise :class:`DataError` with ``name`` if the image cannot be read, is damaged, exceeds a limit of this module, or
     has pixels of unknown range (see :func:`to_rgb`), and :class:`UsageError` for an object that is not an image.
@@ -69,7 +65,7 @@ def decode(
             picture = picture.copy() if "transparency" in picture.info else picture
             return to_rgb(_upright(picture) if exif_orientation else picture, name, keep_gray=keep_gray)
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            on_header(_check(opened, content, name))
+            on_header(_check(opened, name))
             opened.load()
             return to_rgb(_upright(opened) if exif_orientation else opened, name, keep_gray=keep_gray)
     except LsEdgeError:
@@ -100,24 +96,18 @@ def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) 
     return image if image.mode == "RGB" or (keep_gray and image.mode == "L") else image.convert("RGB")
 
 
-def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str) -> int:
+def _check(opened: ImageFile.ImageFile, name: str) -> int:
     """Raise :class:`DataError` if an image is too large; let Pillow decode large JPEGs at half their size.
 
-    Return the number of pixels to decode, or a larger number for a slow container.
+    Return the number of pixels.
     """
     width, height = opened.size
     pixels = width * height
     if max(width, height) > MAX_SIDE or pixels > MAX_PIXELS:
         raise _too_large(name, f"{width} x {height} pixels")
-    is_slow = bool(opened.tile) and opened.tile[0][0] in Image.DECODERS  # in Python
-    if is_slow and (pixels > MAX_SLOW_PIXELS or len(encoded) > MAX_SLOW_BYTES):
-        raise DataError(
-            f"{name} has {pixels} pixels in a variant of {opened.format} that is slow to decode; the limit is "
-            f"{MAX_SLOW_PIXELS} pixels and {MAX_SLOW_BYTES} bytes; save it as PNG"
-        )
     if opened.format in ("JPEG", "MPO") and pixels > _DRAFT_PIXELS:
         opened.draft(None, (width // 2, 1))
-    return 8 * pixels if is_slow else pixels
+    return pixels
 
 
 def _too_large(name: str, size: str) -> DataError:
