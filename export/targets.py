@@ -38,7 +38,6 @@ class PartsView:
         self.view, self.folded = view, folded
         self.num_blocks = blocks
         """Number of blocks between stem and head."""
-        self.owners = tuple(range(blocks))
         self.bands = (bands or Bands(view.num_blocks)).keep(range(folded.stem, folded.stem + blocks))
 
     def of(self, view: BlockView) -> PartsView:
@@ -52,16 +51,6 @@ class PartsView:
         first, end = self.folded.stem, self.view.num_blocks - self.folded.head
         ends = {STEM: range(first), HEAD: range(end, self.view.num_blocks)}
         return self.of(prepare_for_export(self.view, ends.get(part, (first + part,))))
-
-    def eval(self) -> PartsView:
-        """Switch the view to evaluation mode."""
-        self.view.eval()
-        return self
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return self.view.device
 
     def stem(self, images: Tensor) -> Tensor:
         """Return tokens ``[B, N, D]`` of images ``[B, 3, H, W]``."""
