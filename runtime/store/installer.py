@@ -34,7 +34,17 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.announced import AnnouncedFiles
-from ls_edge.runtime.store.jobs import AGAIN_S, NO_PROGRESS, EngineBuild, Fleet, Offered, StoreThread, T, Trial
+from ls_edge.runtime.store.jobs import (
+    AGAIN_S,
+    NO_PROGRESS,
+    Comparison,
+    EngineBuild,
+    Fleet,
+    Offered,
+    StoreThread,
+    T,
+    Trial,
+)
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
@@ -45,8 +55,6 @@ WINDOW, BUSY_WINDOW = 8, 1
 """Pieces in flight or being written: usually, and while the peer has requests, so that they wait for at most one."""
 MOST_ASKED = 5
 """Number of requests for a piece after which the push fails."""
-COMPARE_S = 0.1
-"""Least time between two comparisons of the disk with what is served, in seconds; processes that greet ask for them."""
 KEEP_TURN_S = 60.0
 """Seconds for which the pusher that requested a switch keeps its turn until it is back on a link."""
 
@@ -164,17 +172,17 @@ class Installer:
         self._thread = StoreThread(name)
         self.engines = EngineBuild(fleet, self._thread.wake)
         self._trial = Trial(store, self._thread, self._report_switch)
+        self._comparison = Comparison(store, self._thread)
         self._machine: PeerMachine | None = None
         self._pushers: set[str] = set()
         self._push: _Push | None = None
         self._turn: tuple[str, float] = ("", 0.0)
-        self._difference, self._compare_at = "", 0.0
 
     @property
     def note(self) -> str | UnsetType:
         """Note for HELLO: the reason why the peer does not serve all of its parts."""
-        self._compare()
-        reason = self._store.record.reason or self.lacking or self._difference or self.files.newer_elsewhere()
+        found = "" if self._push is not None else self._comparison.result()
+        reason = self._store.record.reason or self.lacking or found or self.files.newer_elsewhere()
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
     @property
@@ -189,17 +197,6 @@ class Installer:
         self._pushers.clear()
         self._push, self.is_switching = None, False
         self.engines.progress = NO_PROGRESS
-
-    def _compare(self) -> None:
-        """Compare the files on the disk with what is served, for the next note."""
-
-        def compared(difference: str) -> None:
-            text = f"its store is not what it serves from memory ({difference}); check the disk, then apply again"
-            self._difference = difference and text
-
-        if self._push is None and time.monotonic() > self._compare_at:
-            self._compare_at = time.monotonic() + COMPARE_S
-            self._thread.do(self._store.difference, compared, lambda _: None)
 
     def close(self) -> None:
         """Stop after the current job, and close the store."""

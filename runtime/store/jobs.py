@@ -20,6 +20,8 @@ log = logging.getLogger("ls_edge.runtime")
 
 AGAIN_S = 2.0
 """Seconds after which a failed write of the record, or the request for a missing piece, is repeated."""
+COMPARE_S = 0.1
+"""Least time between two comparisons of the disk with what is served, in seconds."""
 _NICENESS = 5
 
 NO_PROGRESS = (0, 0, "")
@@ -122,6 +124,25 @@ class EngineBuild:
         """Return whether there was progress since the last call."""
         before, self._reported = self._reported, self.progress
         return before != self._reported
+
+
+class Comparison:
+    """Comparison of the files on the disk with what is served; processes that greet the peer ask for it."""
+
+    def __init__(self, store: Store, thread: StoreThread) -> None:
+        self._store, self._thread = store, thread
+        self._found, self._next = "", 0.0
+
+    def result(self) -> str:
+        """Return the latest result, which is empty if they are equal, and begin another comparison."""
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + COMPARE_S
+            self._thread.do(self._store.difference, self._on_result, lambda _: None)
+        return self._found
+
+    def _on_result(self, difference: str) -> None:
+        text = f"its store is not what it serves from memory ({difference}); check the disk, then apply again"
+        self._found = difference and text
 
 
 class Trial:
