@@ -66,6 +66,7 @@ def pytest_configure(config):
         config.addinivalue_line("markers", f"{tier}: the test is of this tier, see tests/tiers.py")
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         config.add_cleanup(forked_processes.install())
+    tiers.install()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,6 +116,17 @@ def logs_as_before():
     for handler in set(logger.handlers) - set(before[0]):
         handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def unit_tests_are_alone(request):
+    """Fail a test of the tier ``unit`` that starts a process or opens a socket."""
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    with tiers.watch() as started:
+        yield
+    assert not started, "a test of the tier unit started: " + "; ".join(started)
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,7 @@ def test_unknown_names_are_attribute_errors():
         _ = ls_edge.Sink
 
 
+@pytest.mark.processes
 def test_the_import_loads_nothing_until_a_name_is_used():
     code = (
         "import sys, ls_edge\n"

@@ -15,23 +15,31 @@ import zmq
 TIERS = ("unit", "processes", "release")
 FOLDER = Path(__file__).parent
 PLACES = {
+    "api/test_cluster.py": "processes",
     "benchmarks": "release",
     "cli": "processes",
     "conformance": "release",
     "data/test_camera.py": "processes",
     "data/test_decoding.py": "processes",
+    "device/test_facts.py": "processes",
+    "device/test_watchdog.py": "processes",
     "docs": "release",
     "engines/cuda": "release",
     "engines/tensorrt": "release",
+    "engines/test_board_numbers.py": "processes",
+    "engines/test_diagnostics.py": "processes",
     "examples": "release",
     "report/test_pages_in_browser.py": "release",
     "runtime/clients": "processes",
     "runtime/clusters": "processes",
+    "runtime/fleet/test_local_cluster.py": "processes",
     "runtime/peer": "processes",
     "runtime/serve": "processes",
     "runtime/source": "processes",
     "runtime/store": "processes",
     "runtime/transport": "processes",
+    "test_community_files.py": "processes",
+    "test_floors.py": "processes",
     "test_packaging.py": "release",
 }
 """Tier of each folder or file that is not ``unit``; the longest path counts."""

@@ -113,6 +113,7 @@ def test_unwritable_paths_are_found_before_writing(tmp_path, path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_known_before_it_is_written_to(small_disk):
     disk = small_disk(megabytes=1)
     free = os.statvfs(disk)
@@ -123,6 +124,7 @@ def test_a_full_disk_is_known_before_it_is_written_to(small_disk):
     assert [path.name for path in disk.iterdir()] == ["fill"]
 
 
+@pytest.mark.processes
 def test_a_folder_is_locked_until_its_holder_ends(tmp_path):
     program = (
         "import pathlib, sys\n"

@@ -90,6 +90,7 @@ def start_logging(writes):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writes, text=True)
 
 
+@pytest.mark.processes
 def test_unread_log_lines_block_no_thread_and_are_counted(unread):
     reads, writes, read_again = unread
     with start_logging(writes) as process:
@@ -108,6 +109,7 @@ def test_unread_log_lines_block_no_thread_and_are_counted(unread):
         assert dropped >= 4000 - logs.MAX_WAITING_LINES - 800  # the pipe and the terminal hold some
 
 
+@pytest.mark.processes
 def test_a_process_with_an_unread_log_ends(unread):
     _, writes, _ = unread
     with start_logging(writes) as process:

@@ -117,6 +117,7 @@ def test_links_and_holes_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
     assert names[0] == names[1]
 
 
+@pytest.mark.processes
 def test_a_sparse_member_has_its_zeros(tmp_path):
     file = tmp_path / "d" / "cat" / "1.png"
     file.parent.mkdir(parents=True)

@@ -12,11 +12,13 @@ def pairs(findings):
     return {finding.what: finding for finding in findings}
 
 
+@pytest.mark.processes
 def test_a_probe_hands_back_its_last_line():
     assert probe("print('noise'); print('{\"a\": 1}')").found == {"a": 1}
     assert probe("import sys, json; print(json.dumps({'got': sys.argv[1]}))", "x").found == {"got": "x"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -37,12 +39,14 @@ def test_a_probe_that_fails_says_why(code, why):
     assert tried.why == why
 
 
+@pytest.mark.processes
 def test_a_probe_that_hangs_is_ended():
     tried = probe("import signal; signal.pause()", limit_s=0.3)
     assert tried.found is None
     assert "did not end within" in tried.why
 
 
+@pytest.mark.processes
 def test_a_probe_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "__init__.py").write_text("raise SystemExit('the wrong one')")
@@ -96,6 +100,7 @@ def test_the_worst_status_counts():
     assert worst([Finding("warn", "", ""), Finding("ok", "", "")]) == "warn"
 
 
+@pytest.mark.processes
 def test_libzmq_without_curve_is_a_warning(tmp_path, monkeypatch):
     (tmp_path / "zmq.py").write_text("zmq_version = lambda: '4.3.5'\nhas = lambda feature: False\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

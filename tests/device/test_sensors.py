@@ -247,6 +247,7 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("cc") is None, reason="builds a library")
 def test_a_card_is_read_through_nvml(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML, encoding="utf-8")

@@ -137,6 +137,7 @@ def test_eval_of_a_run_and_of_its_bundle_agree(folder, bundle, capsys):
         assert json.dumps(run[key], sort_keys=True) == json.dumps(bundle_[key], sort_keys=True)
 
 
+@pytest.mark.processes
 def test_eval_of_a_bundle_needs_no_torch(bundle):
     arguments = ["eval", str(bundle), "--data", "digits", "--limit", "5", "--orders", "2"]
     code = (

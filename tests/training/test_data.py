@@ -76,6 +76,7 @@ def test_training_and_boards_see_the_same_pixels_whatever_the_file(tmp_path, cac
     assert augmented.float().mean((1, 2, 3)).max() < 230
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["crop", "timm"])
 def test_epochs_depend_on_seed_and_number_alone(tmp_path, kind):
     """Not on where images are decoded, on what was drawn before, or on the number of processes."""

@@ -109,6 +109,7 @@ def other(bundle):
     return dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id=OTHER))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", ["nearest", "parallel"])
 def test_no_answer_is_partly_computed_by_another_bundle(bundle, other, serve, write_peers, images, policy):
     """Peers without the flag handed on to any peer of the model."""
@@ -128,6 +129,7 @@ def test_no_answer_is_partly_computed_by_another_bundle(bundle, other, serve, wr
     assert "a" in holders[True] <= {"a", "c"}
 
 
+@pytest.mark.processes
 def test_without_a_peer_of_the_bundle_a_request_fails(bundle, other, serve, write_peers, images):
     file = load_peers(write_peers({"a": range(3), "b": range(3, 6)}, sources=["laptop"]))
     serve(Peer(file, "a", bundle))
