@@ -88,7 +88,7 @@ def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
     assert found.detail == "TensorRT 10.3.0 on Double of a GPU, builds and runs a layer"
     (tmp_path / "tensorrt").mkdir()
     (tmp_path / "tensorrt" / "__init__.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{DOUBLES}")
     (found,) = engines.check_tensorrt()
     assert (found.status, found.fix) == ("warn", "use --engine onnx")
     assert "libnvinfer.so.10: cannot open" in found.detail
@@ -154,7 +154,7 @@ def test_a_foreign_tensorrt_that_shadows_the_one_of_jetpack_is_named(monkeypatch
 )
 def test_known_errors_of_a_jetson_have_their_fix(monkeypatch, make_jetson, tmp_path, why, fix):
     (tmp_path / "tensorrt.py").write_text(f"raise ImportError({why!r})")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{DOUBLES}")  # whose driver works
     monkeypatch.syspath_prepend(tmp_path)
     (found,) = engines.check_tensorrt(make_jetson("36.4.7"))
     assert found.status == "warn"

@@ -484,7 +484,7 @@ def test_a_class_without_a_correct_answer_is_named_and_one_answer_is_a_guess(tmp
     assert (found.chance, found.sequential.top1, found.balanced_top1) == (0.84, 0.84, 0.5)
     assert found.top1_by_class == found.arbitrary_by_class == {"defect": 0.0, "good": 1.0}
     assert "no correct answer for 1 class ('defect') in 75 images, in trained order" in str(found)
-    assert "no better than guessing: always answering the largest class has 0.840" in str(found)
+    assert "no better than guessing: always answering the largest class has 84.0 %" in str(found)
 
 
 def test_images_that_are_left_out_are_not_counted_with_the_others(tmp_path):
