@@ -44,8 +44,6 @@ class Kind:
     charts: Callable[[Any], list[Chart]] = lambda _: []
     columns: Callable[[Any], dict[str, list[str]]] = lambda _: {}
     """Function that returns columns of the table of blocks: cells for each block, by heading."""
-    empty_cells: Callable[[Any, Sequence[Sequence[int]]], str] = lambda _found, _bands: ""
-    """Function of result and bands that returns the reason for empty cells, or an empty string if there are none."""
     layout: Literal["large", "pairs", "triples"] = "large"
     """Layout of the pictures of the result."""
     needs_run: bool = False

@@ -46,12 +46,6 @@ def verdict(found: Analysis) -> str:
     return sentence("; ".join(said))
 
 
-def empty_cells(found: Analysis) -> dict[str, str]:
-    """Return the reason for empty cells in tables and charts, by kind."""
-    reasons = {name: kind.empty_cells(result, found.settings["bands"]) for name, kind, result in found.measured}
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
 def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return headings, and a row for each block with the columns of the measured kinds."""
     columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
@@ -74,8 +68,6 @@ def print_analysis(found: Analysis, console: Console) -> None:
     if found.agreement is not None:
         console.print("\nanswers in random order, compared with trained order:")
         print_rows(HEADINGS, found.agreement.rows, console)
-    for line in empty_cells(found).values():
-        console.print(line)
     for name, kind, _ in found.measured:
         if kind.in_terminal:
             console.print(f"{name}: {found.finding(name)}")

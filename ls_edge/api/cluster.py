@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +11,9 @@ from typing import Any
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.files import FolderInUse, folder_lock
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, even_parts
 from ls_edge.runtime.source.source import Source
-
-_PREFIX = "ls-edge-cluster-"
-_NOT_LOCKED_YET_S = 60.0
-"""Age, in seconds, of a folder that its process has certainly locked."""
 
 
 class Cluster:
@@ -47,9 +40,7 @@ class Cluster:
         self._local: LocalCluster | None = None
 
     def __enter__(self) -> Cluster:
-        _clear_left_over()
-        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX))
-        self._folder.enter_context(folder_lock(Path(folder)))
+        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="ls-edge-cluster-"))
         try:
             self._local = LocalCluster(folder, self.bundle.folder, self.placement).__enter__()
             self._local.wait_warm()
@@ -110,12 +101,3 @@ def _overlapping(num_blocks: int, count: int) -> dict[str, list[int]]:
         raise UsageError(f"{count} peers: this bundle needs 1 to {num_blocks}, its number of blocks")
     parts = even_parts(num_blocks, count)
     return {f"local-{place}": sorted({*parts[place], *parts[place - 1]}) for place in range(count)}
-
-
-def _clear_left_over() -> None:
-    """Remove the unlocked folders of clusters whose process was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, FolderInUse):
-            if time.time() - folder.stat().st_mtime > _NOT_LOCKED_YET_S:
-                with folder_lock(folder):
-                    shutil.rmtree(folder, ignore_errors=True)

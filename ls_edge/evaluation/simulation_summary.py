@@ -14,8 +14,6 @@ from ls_edge.core.parts import ShownPart
 from ls_edge.core.text import counted, show_nines
 from ls_edge.evaluation.run_summary import Floats, Quantiles, Skips, quantiles
 
-SCHEMA = 1
-
 WHOLE, DEGRADED, FAILED = 0, 1, 2
 """Outcomes of a request in :attr:`SiteOutcome.states`."""
 
@@ -51,7 +49,6 @@ class SimulationContext(FleetSettings, frozen=True, kw_only=True):
 class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
     """Document of ``ls-edge simulate --json``; the same settings and seed give the same document."""
 
-    schema: int
     answered: int
     degraded: int
     failed: int
@@ -136,7 +133,6 @@ def summarize_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
             busy_s[name] += outcome.busy_s[name]
     up_s, total_s = sum(outcome.up_s for outcome in outcomes), sum(device_s.values())
     return SimulationSummary(
-        schema=SCHEMA,
         answered=answered,
         degraded=int((states == DEGRADED).sum()),
         failed=len(states) - answered,

@@ -5,14 +5,12 @@ For the comparison of blocks by position, see arXiv 2407.04513.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
 from ls_edge.analysis.blocks.token_additions import TokenAdditions
 from ls_edge.analysis.kind import MeasuredKind, block_names, number_text
-from ls_edge.core.text import NOTHING, counted
+from ls_edge.core.text import NOTHING
 from ls_edge.report.theme import Chart
 
 
@@ -22,14 +20,12 @@ class Contribution(msgspec.Struct, frozen=True):
     trained: list[float | None]
     random: list[list[float | None]]
     """Means by block and slot over the random orders with the block in this slot; None without such an order."""
-    orders: int
 
 
 def _result(measure: TokenAdditions) -> Contribution:
     return Contribution(
         trained=[one.mean for one in measure.trained_ratios],
         random=[[one.mean for one in slots] for slots in measure.random_ratios],
-        orders=len(measure.random),
     )
 
 
@@ -57,24 +53,14 @@ def _columns(found: Contribution) -> dict[str, list[str]]:
     }
 
 
-def _empty_cells(found: Contribution, bands: Sequence[Sequence[int]]) -> str:
-    if not any(None in slots for slots in found.random):
-        return ""
-    why = f"none of {counted(found.orders, 'random order')} ran the block in that slot; raise --orders"
-    if len(bands) > 1:
-        why = f"the band of the block excludes that slot, or {why}"
-    return f"An empty cell of contribution: {why}"
-
-
 CONTRIBUTION = MeasuredKind(
     summary="norm of what a block adds, relative to its input, by slot",
     text="Norm of what a block adds to a token over the norm of the token, by the slot of the block: means over "
-    "images, tokens and random orders.",
+    "images, tokens and random orders. A cell is empty if no random order ran the block in that slot.",
     measure=TokenAdditions,
     result=_result,
     finding=_finding,
     charts=_charts,
     columns=_columns,
-    empty_cells=_empty_cells,
     in_terminal=False,
 )

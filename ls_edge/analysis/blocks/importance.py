@@ -6,7 +6,6 @@ Findings about accuracy are McNemar tests on the same images, corrected for all 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -197,20 +196,14 @@ def _points(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f} points"  # + 0.0 turns -0.0 into 0.0
 
 
-def _empty_cells(found: Importance, _: Sequence[Sequence[int]]) -> str:
-    if all(one.moved is not None for one in found.blocks):
-        return ""
-    return f"{NOTHING} under moved to: the band of the block has no other slot"
-
-
 IMPORTANCE = MeasuredKind(
     summary="loss and accuracy without a block, and with it moved",
-    text="Increase of the loss, in nats, without a block, and with the block at the other end of its band.",
+    text="Increase of the loss, in nats, without a block, and with the block at the other end of its band, "
+    "if that has several blocks.",
     measure=ImportanceMeasure,
     result=ImportanceMeasure.result,
     finding=_finding,
     charts=_charts,
     columns=_columns,
-    empty_cells=_empty_cells,
     in_terminal=False,
 )

@@ -88,21 +88,14 @@ def _columns(found: Similarity) -> dict[str, list[str]]:
     }
 
 
-def _empty_cells(found: Similarity, _: Sequence[Sequence[int]]) -> str:
-    if None not in found.cosine and not any(None in row for row in found.cka):
-        return ""
-    return "An empty cell of similarity: the block adds nothing, or all images have the same tokens"
-
-
 SIMILARITY = MeasuredKind(
     summary="similarity of tokens after each step (CKA), and of additions",
     text="Linear centered kernel alignment of the pooled tokens after any two steps in trained order: 1 means equal "
-    "except for rotation and scale.",
+    "except for rotation and scale. A cell is empty if all images have the same tokens.",
     measure=TokenAdditions,
     result=_result,
     finding=_finding,
     charts=_charts,
     columns=_columns,
-    empty_cells=_empty_cells,
     in_terminal=False,
 )

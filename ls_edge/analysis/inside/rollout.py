@@ -29,15 +29,11 @@ MOST_IMAGES = 256
 class Rollout(msgspec.Struct, frozen=True):
     """Attention rollout over the patches, row by row, for the first images."""
 
-    trained: list[list[float]]
-    random: list[list[float]]
-    """Rollout of the same images, each in its own random order."""
     correlation: float
     """Correlation of the two maps of an image, averaged over the images."""
     peak: float
     """Largest value of a map in trained order relative to its mean, averaged over the images; 1 for a constant map."""
     images: int
-    grid: tuple[int, int]
     pictures: list[Picture]
 
 
@@ -65,21 +61,16 @@ def rollout_of(inspected: Inspected, tokens: Tensor, order: Sequence[int]) -> np
 
 def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Rollout:
     """Return the rollout of the first images in trained order and in a random order for each image."""
-    from ls_edge.training.inspection.attention_weights import plain_attention
-    from ls_edge.training.inspection.inspected import MOST_PICTURES, compare, images_of
+    from ls_edge.training.inspection.inspected import compare, images_of
 
-    _, grid, _ = plain_attention(inspected.model)
     images = images_of(batches, MOST_IMAGES)
 
     def maps_of(number: int, order: Order) -> np.ndarray:
         return rollout_of(inspected, inspected.model.stem(images[number : number + 1]), order)
 
     found = compare(inspected, images, maps_of, "attention rollout")
-    trained, random = (
-        [np.round(one, 5).ravel().tolist() for one in maps[:MOST_PICTURES]] for maps in (found.trained, found.random)
-    )
     peak = float(np.mean([one.max() / one.mean() for one in found.trained]))
-    return Rollout(trained, random, found.correlation, peak, len(images), grid, found.pictures)
+    return Rollout(found.correlation, peak, len(images), found.pictures)
 
 
 def _finding(found: Rollout) -> str:

@@ -26,8 +26,6 @@ log = logging.getLogger("ls_edge.runtime")
 
 QUEUE = 8
 """Default of ``--queue``, as a multiple of ``--concurrency``."""
-IDLE_CONNECTIONS = 512
-"""Connections for which descriptors are reserved, in addition to one for each request that is answered or waits."""
 _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
@@ -122,7 +120,7 @@ def command(
         tls = Certificate(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
         queue = QUEUE * concurrency if queue is None else queue
 
-        open_peers(peers, concurrency + queue + IDLE_CONNECTIONS)
+        open_peers(peers)
         listener = stack.enter_context(open_listener(http, "--http"))
         settings["max_inflight"] = concurrency + SLOW_AT_ONCE
         source = Source.open(peers, bundle, model_wait_s=math.inf, **settings)

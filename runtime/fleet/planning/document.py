@@ -12,7 +12,6 @@ from ls_edge.core.text import counted, show
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, Placement, PlanningProblem
 
-SCHEMA = 1
 NO_WORSE = 0.01
 """Relative difference up to which estimates count as equal."""
 _AT_ONCE, _MOST_AT_ONCE = 4, 64
@@ -35,7 +34,6 @@ class Expected(msgspec.Struct, frozen=True):
 class PlanDocument(msgspec.Struct, frozen=True):
     """Output of ``ls-edge plan --json``."""
 
-    schema: int
     bundle_id: str
     objective: Objective
     recommendation: Recommendation
@@ -74,7 +72,6 @@ def plan_document(
     recommendation, reason, advantages = _judge(problem, objective, planned)
     others = {"single": planned.single, "replicate": planned.copies, **planned.baselines}
     return PlanDocument(
-        schema=SCHEMA,
         bundle_id=bundle_id,
         objective=objective,
         recommendation=recommendation,

@@ -165,17 +165,6 @@ def test_output_that_cannot_be_written_is_an_error_and_the_files_are_complete(
     assert len(list(read_trace(trace))) == 20
 
 
-def test_too_few_file_descriptors_are_one_line(ls_edge, complaints, command):
-    def few():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
-
-    done = ls_edge.run(*command, "--limit", "3", prepare=few)
-    assert done.returncode == 2
-    *_, line = complaints(done)
-    assert "may open 20 files and sockets" in line
-    assert "ulimit -n" in line
-
-
 def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
