@@ -72,8 +72,6 @@ def _reasons(source: Source, missing: Sequence[int]) -> list[str]:
         state = states[peer.name].state
         if peer.name in problems:
             texts.append(f"{peer.name}: {problems[peer.name]}")
-        elif state == PeerState.LOST:
-            texts.append(f"{peer.name} cannot be reached at {peer.address}")
         else:
             texts.append(f"{peer.name} is {'not warm yet' if state == PeerState.COLD else state}")
     listed = {block for peer in source.peers.peers for block in peer.blocks}

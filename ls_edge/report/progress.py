@@ -20,14 +20,12 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import counted, shorten, show, show_hours, show_ms
-from ls_edge.report.tables import STATE_STYLES
+from ls_edge.core.text import counted, show, show_hours, show_ms
 from ls_edge.report.terminal import open_console
 
 REFRESH_HZ = 10
 RECENT = 512
 LINE_EVERY_S = 5.0
-MOST_NAMES = 12
 BAR = 40
 """Largest width of the bar in columns."""
 
@@ -53,7 +51,7 @@ class RunProgress:
         self._counts = Counter[str]()
         self._recent: deque[tuple[float, float | None]] = deque(maxlen=RECENT)
         """End of each recent request, and its latency in ms, or None if it failed."""
-        self._warning = self._note = ""
+        self._warning = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
 
@@ -70,7 +68,7 @@ class RunProgress:
             self._live.stop()
             self._live = None
         elif self._counts:
-            self._print_line(self._status().plain)
+            self.note(self._status().plain)
 
     def record(self, record: RequestRecord) -> None:
         """Count an answer or a failed request."""
@@ -83,7 +81,7 @@ class RunProgress:
             if due:
                 self._last_line = now
         if due:
-            self._print_line(self._status().plain)
+            self.note(self._status().plain)
 
     def event(self, event: PeerEvent) -> None:
         """Note a change of a peer's state."""
@@ -99,31 +97,21 @@ class RunProgress:
             self.note(f"{at:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
 
     def note(self, text: str) -> None:
-        """Show a remark, such as the reason for a wait, until the next remark; an empty string removes it."""
-        self._note = printable(text)
-        self._print_line(self._note)
+        """Print a remark, such as the reason for a wait."""
+        self._console.print(f"{self._label}: {printable(text)}", markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Show a warning until the next warning; an empty string removes it."""
-        before, self._warning = self._warning, printable(text)
-        if self._warning != before:
-            self._print_line(self._warning)
+        """Print a warning once, until it changes; an empty string ends it."""
+        if text and text != self._warning:
+            self.note(text)
+        self._warning = text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the current state; called by rich."""
         with self._lock:
-            done, states = self._counts["answered"] + self._counts["failed"], list(self._states.items())
+            done = self._counts["answered"] + self._counts["failed"]
         yield Text.assemble(self._label, " ", self._status())
         yield ProgressBar(max(self._total, 1), done, width=min(BAR, options.max_width))
-        if states:
-            peers = Text("peers ", style="dim")
-            for name, state in states[:MOST_NAMES]:
-                peers.append(f"{shorten(name, 24)} ", style=f"not dim {STATE_STYLES[state]}")
-                if state not in (PeerState.ALIVE, PeerState.UNKNOWN):
-                    peers.append(f"({state}) ")
-            yield peers.append(f"and {len(states) - MOST_NAMES} more" if len(states) > MOST_NAMES else "")
-        yield Text(self._warning, style="yellow")
-        yield Text(self._note, style="dim")
 
     def _status(self) -> Text:
         with self._lock:
@@ -138,14 +126,9 @@ class RunProgress:
             text.append(f"  {degraded:,} degraded", style="yellow")
         if failed:
             text.append(f"  {failed:,} failed", style="red")
-        if self._live is None and states:
+        if states:
             text.append(f"  {states.count(PeerState.ALIVE)} of {counted(len(states), 'peer')} alive")
         return text
-
-    def _print_line(self, text: str) -> None:
-        """Print a line when the output is not an interactive terminal."""
-        if text and self._live is None:
-            self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 class StepProgress:

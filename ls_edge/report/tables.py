@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.core.records import PeerState, RequestRecord
-from ls_edge.core.text import NOTHING, class_name, counted, format_ranges, shorten, show, show_ms, show_percent
+from ls_edge.core.records import PeerState
+from ls_edge.core.text import NOTHING, counted, format_ranges, shorten, show, show_ms, show_percent
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -24,24 +24,15 @@ STATE_STYLES = {
     PeerState.SILENT: "red",
     PeerState.UNKNOWN: "dim",
 }
-SHOWN_ANSWERS = 5
 SHOWN_REASONS = 3
 
 
-def print_summary(
-    summary: RunSummary,
-    console: Console | None = None,
-    *,
-    records: Sequence[RequestRecord] = (),
-    classes: Sequence[str] = (),
-) -> None:
-    """Print the tables of a run and, if given, some of its ``records`` with class names."""
+def print_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """Print the tables of a run."""
     console = console or open_console()
-    tables = [summary_table(summary), peers_table(summary)]
-    for place, table in enumerate([*tables, answers_table(records, classes)] if records else tables):
-        if place:
-            console.print()
-        print_table(table, console)
+    print_table(summary_table(summary), console)
+    console.print()
+    print_table(peers_table(summary), console)
 
 
 def summary_table(summary: RunSummary) -> Table:
@@ -96,21 +87,6 @@ def peers_table(summary: RunSummary) -> Table:
         blocks = format_ranges(peer.blocks) or NOTHING
         busy = show_percent(peer.busy)
         table.add_row(shorten(name, 40), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", busy, state)
-    return table
-
-
-def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
-    """Return the image and the predicted and true class of a few requests, spread evenly over ``records``."""
-    table = PlainTable.of("image", "prediction", "truth", "")
-    step = max(1, (len(records) - 1) // (SHOWN_ANSWERS - 1))
-    for record in records[::step][:SHOWN_ANSWERS]:
-        wrong = record.label is not None and record.prediction != record.label
-        if record.error is not None:
-            remark = Text(shorten(record.error, 60), style="red")
-        else:
-            remark = Text("degraded" if record.degraded else "", style="yellow")
-        prediction = Text(class_name(record.prediction, classes), style="red" if wrong else "")
-        table.add_row(shorten(record.image, 50), prediction, class_name(record.label, classes), remark)
     return table
 
 

@@ -51,22 +51,8 @@ STYLE = (
 
 
 def with_plain_colors(drawing: str) -> str:
-    """Replace the CSS variables of an SVG document by the light colors, since not every program supports variables.
-
-    A style sheet in the document selects the dark colors in dark mode.
-    """
-    used: set[tuple[str, str]] = set()
-
-    def plain(match: re.Match[str]) -> str:
-        attribute, name = match.groups()
-        used.add((attribute, name))
-        return f'{attribute}="{_COLORS[name][0]}" data-{attribute}="{name}"'
-
-    drawing = re.sub(r'\b(fill|stroke)="var\(--(\w+)\)"', plain, drawing)
-    dark = "".join(f'[data-{a}="{name}"]{{{a}:{_COLORS[name][1]}}}' for a, name in sorted(used))
-    style = f"<style>:root{{color-scheme:light dark}}@media (prefers-color-scheme:dark){{{dark}}}</style>"
-    head, rest = drawing.split(">", 1)
-    return f"{head}>{style}{rest}"
+    """Replace the CSS variables of an SVG document by the light colors, since not every program supports variables."""
+    return re.sub(r"var\(--(\w+)\)", lambda match: _COLORS[match[1]][0], drawing)
 
 
 _WORDS = {

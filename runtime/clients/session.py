@@ -135,24 +135,16 @@ class Client(Closing):
         keys: KeyPair | None,
         owner: str,
         role: str,
-        model: tuple[str, str] = ("", ""),
-        *,
-        tokens_frame: int = 0,
     ) -> None:
-        """Dial the peers as ``owner``; ``model`` has the ids of model and bundle.
-
-        ``tokens_frame`` is the maximum size of tokens in bytes. Raise :class:`LinkError` for keys that do not match the
-        file.
-        """
+        """Dial the peers as ``owner``; raise :class:`LinkError` for keys that do not match the file."""
         self.peers = peers
         self.sessions = {peer.name: Session(peer) for peer in peers.peers}
-        self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR, *model)
+        self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR, "", "")
         self._links = Links(
             {peer.name: peer.address for peer in peers.peers},
             bind=None,
             heartbeat=peers.heartbeat,
-            max_frame=max(framing.MAX_HEADER, tokens_frame),
-            tokens_frame=tokens_frame,
+            max_frame=framing.MAX_HEADER,
             curve=curve_of(peers, self._hello.name, keys),
         )
 
@@ -164,9 +156,9 @@ class Client(Closing):
         time.sleep(_FLUSH_S)
         self._links.close()
 
-    def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
+    def send(self, name: str, message: wire.Message) -> bool:
         """Send a message; return False if the link does not take it."""
-        return self._links.send(Link(dialed=name), [framing.encode(message), *frames])
+        return self._links.send(Link(dialed=name), [framing.encode(message)])
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""

@@ -44,8 +44,6 @@ class PeerStatus(PeerReport, frozen=True, kw_only=True):
     model_id: str | None = None
     blocks: tuple[ShownPart, ...]
     """Announced blocks; before the first greeting, those of the file."""
-    calls: int | None = None
-    """Number of engine calls since its start."""
     block_ms: float | None = None
     """Typical time of a block, in milliseconds."""
     latency_ms: float | None = None
@@ -201,7 +199,6 @@ class Observer(Client):
             warm=state is not None and state.warm,
             queue=state.queue if state is not None else None,
             credits=state.credits if state is not None else None,
-            calls=state.calls if state is not None else None,
             block_ms=state.block_us / 1e3 if state is not None and state.block_us else None,
             latency_ms=min(session.greetings) * 1e3 if session.greetings else None,
             engine=one_line(welcome.engine) if welcome is not None else "",

@@ -58,7 +58,8 @@ def test_progress_on_a_terminal_shows_counts_and_lost_peers(run_with_loss, wait_
     text = written(out)
     assert "digits" in text
     assert "400/400" in text
-    assert "(lost)" in text
+    assert "board-b lost" in text
+    assert "2 of 3 peers alive" in text
 
 
 def test_a_peers_name_cannot_write_to_the_terminal():

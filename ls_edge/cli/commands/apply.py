@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from ls_edge.cli import options
@@ -21,6 +18,7 @@ from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.parts import ENDS, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import byte_size, counted, name_blocks
+from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
 from ls_edge.runtime.clients.applied_file import running_file
@@ -81,18 +79,15 @@ def command(
         current = running_file(file, keys, pusher_name(file, keys)) or file
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None
-    with (
-        _progress_bars(as_json=as_json) as on_change,
-        Applier(
-            file,
-            current,
-            "previous" if rollback else opened,
-            keys=keys,
-            wait=wait,
-            on_change=on_change,
-            on_warning=warn,
-        ) as applier,
-    ):
+    progress = StepProgress("apply", line_every_s=60)
+
+    def on_change(name: str, state: str, missing: int, total: int) -> None:
+        share = 100 * max(0, total - missing) // max(1, total)
+        progress(share, 100, f"{name}: {state}, {byte_size(missing)} missing")
+
+    with Applier(
+        file, current, "previous" if rollback else opened, keys=keys, wait=wait, on_change=on_change, on_warning=warn
+    ) as applier:
         change = applier.look()
         if not as_json:
             _show(change, file, current)
@@ -103,7 +98,8 @@ def command(
             raise UsageError("nothing was changed; to apply the file without a question, give --yes")
         if not is_over:
             try:
-                applier.apply(change)
+                with progress:
+                    applier.apply(change)
             except PushError as error:
                 failure = error
         results = results_of(applier, change)
@@ -130,13 +126,10 @@ def _outage(change: Change) -> str:
 def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
     """Show the difference between the fleet and the file."""
     if change.plan.steps:
-        table = PlainTable.of("peer", "change", "gains", "loses", ">size", "fewest holders meanwhile")
-        least = {peer: min(counts.values(), default=0) for peer, counts in change.plan.holders.items()}
+        table = PlainTable.of("peer", "change", "gains", "loses", ">size")
         for step in change.plan.steps:
             gains, loses = (name_blocks(parts) if parts else "" for parts in (step.gained, step.lost))
-            fewest = [part for part, count in change.plan.holders[step.peer].items() if count == least[step.peer]]
-            meanwhile = f"{least[step.peer]} of {name_blocks(fewest)}" if fewest else ""
-            table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]), meanwhile)
+            table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]))
         print_table(table)
         if change.other_model:
             click.echo(
@@ -144,7 +137,7 @@ def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
                 "restart the others with the new bundle"
             )
         if any(change.plan.holders.values()):
-            always = min(least.values())
+            always = min(min(counts.values(), default=0) for counts in change.plan.holders.values())
             click.echo(f"meanwhile every block has at least {counted(always, 'holder')}" if always else _outage(change))
     else:
         click.echo(f"the peers that answer run {new.path}, version {change.version}")
@@ -167,26 +160,6 @@ def _document(step: Step, change: Change) -> dict[str, object]:
         "bytes": change.sends[step.peer],
         "holders": holders,
     }
-
-
-@contextlib.contextmanager
-def _progress_bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
-    """Show a bar for each peer on standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
-        yield lambda _name, _state, _missing, _total: None
-        return
-    columns = (TextColumn("{task.fields[peer]}"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[state]}"))
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True) as progress:
-
-        def on_change(name: str, state: str, missing: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task("", total=None, peer=printable(name), state="")
-            done = max(0, total - missing)
-            progress.update(tasks[name], total=total or None, completed=done, state=printable(state))
-
-        yield on_change
 
 
 def _print_results(results: Mapping[str, PushResult]) -> None:

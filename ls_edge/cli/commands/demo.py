@@ -6,15 +6,14 @@ them is killed during the run. No process is left behind, not even after Ctrl-C.
 
 from __future__ import annotations
 
+import itertools
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -24,16 +23,16 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.output import write_json
 from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import counted, show_percent
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation
-from ls_edge.evaluation.spread import plus_minus
+from ls_edge.report.evaluation import print_evaluations
 from ls_edge.report.tables import comparison_table
-from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.report.terminal import open_console, print_table
 
 if TYPE_CHECKING:
     from ls_edge.report.html import Run
-    from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
 """Blocks of three peers: each block has two holders, and no peer holds all blocks."""
@@ -99,7 +98,7 @@ def command(out: Path, limit: int) -> None:
     summaries = {name: summary for name, summary, _, _ in runs}
     seconds = round(time.monotonic() - started, 1)
     write_json(out / "demo.json", {"accuracy": accuracy, "runs": summaries, "seconds": seconds})
-    _print_accuracy(accuracy)
+    print_evaluations(list(accuracy.values()), open_console())
     print_table(comparison_table(list(summaries.items())))
     console.print(f"\nreport: {report}    numbers: {out / 'demo.json'}    {seconds:.0f} s")
 
@@ -126,12 +125,7 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
     accuracy = {}
     for run in (usual, tuned):
         printed = _run_command(console, "eval", run, "--data", "digits", "--json")
-        accuracy[run.name] = found = msgspec.json.decode(printed, type=Evaluation)
-        a = found.arbitrary
-        console.print(
-            f"   {run.name}: trained order {show_percent(found.sequential.top1)}, random order "
-            f"{show_percent(a.top1_mean)} {plus_minus(a.top1_std, show_percent)}"
-        )
+        accuracy[run.name] = msgspec.json.decode(printed, type=Evaluation)
     _heading(console, "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch")
     for run in (usual, tuned):
         show("export", run, "--out", out / f"{run.name}-bundle", "--per-block")
@@ -161,11 +155,17 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
             source.wait_ready()
             for name in scene.lost:
                 peers.kill(name)
-            on_answer = _fault_schedule(scene, peers, len(images), progress.note)
+            counts = itertools.count(1)
 
-            def on_record(record: Any) -> None:
+            def on_record(record: RequestRecord) -> None:
                 progress.record(record)
-                on_answer()
+                answers = next(counts)
+                if scene.kill and answers == len(images) // 3:
+                    peers.kill(scene.kill)
+                    progress.note(f"SIGKILL to {scene.kill} after {counted(answers, 'answer')}")
+                elif scene.kill and answers == len(images) // 2:
+                    peers.start(scene.kill)
+                    progress.note(f"{scene.kill} started again after {counted(answers, 'answer')}")
 
             with progress:
                 measured = run_dataset(source, images, concurrency=2, on_record=on_record)
@@ -173,24 +173,6 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
         raise measured.error
     summary = summarize(measured.records, measured.events, measured.context)
     return scene.name, summary, measured.records, measured.events
-
-
-def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
-    """Return a function to call after each answer, which kills the scene's peer and restarts it."""
-    answers = 0
-
-    def step() -> None:
-        nonlocal answers
-        answers += 1
-        if scene.kill and answers == limit // 3:
-            peers.signal(scene.kill, signal.SIGKILL)
-            note(f"SIGKILL to {scene.kill} after {counted(answers, 'answer')}")
-        elif scene.kill and answers == limit // 2:
-            peers.processes[scene.kill].wait(5)
-            peers.start(scene.kill)
-            note(f"{scene.kill} started again after {counted(answers, 'answer')}")
-
-    return step
 
 
 def _headline(accuracy: dict[str, Evaluation]) -> str:
@@ -202,15 +184,6 @@ def _headline(accuracy: dict[str, Evaluation]) -> str:
         f"In random order of the blocks the fine-tuned model has {tuned[1]} accuracy, in the trained order {tuned[0]}; "
         f"the model that was trained as usual falls from {usual[0]} to {usual[1]}."
     )
-
-
-def _print_accuracy(accuracy: dict[str, Evaluation]) -> None:
-    table = PlainTable.of("model", ">trained order", ">random order", ">worst order", title="ls-edge eval", box=None)
-    for name, found in accuracy.items():
-        a = found.arbitrary
-        spread = f"{show_percent(a.top1_mean)} {plus_minus(a.top1_std, show_percent)}"
-        table.add_row(name, f"{show_percent(found.sequential.top1)}", spread, f"{show_percent(a.top1_worst)}")
-    print_table(table)
 
 
 def _run_command(console: Console, *words: object) -> str:

@@ -20,12 +20,10 @@ from ls_edge.core.text import counted
 from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.terminal import PlainTable, open_console, print_table
-from ls_edge.runtime.clients.status import MTU, MTU_FIX, Observer, unreached
+from ls_edge.runtime.clients.status import MTU, MTU_FIX, Observer
 from ls_edge.runtime.protocol.messages import FindingRow
 
 _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
-
-_LINK_FIX = "the same peers.yaml everywhere, with its key and an address that the others reach; the log says why"
 
 
 @click.command(
@@ -104,8 +102,6 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         Observer(file, keys=keys) as observer,
     ):
         found = observer.inspect(wait)
-        lacking = unreached(observer.view())
-        files = {name: runs for name, one in observer.sessions.items() if (runs := observer.other_file(one))}
     table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
     entries: dict[str, dict[str, Any]] = {}
     for name, rows in found.items():
@@ -122,15 +118,6 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         for row in rows:
             if row.status != "ok":
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
-    more = [(name, FindingRow("warn", "peers.yaml", runs, "ls-edge apply")) for name, runs in files.items()]
-    more += [
-        (name, FindingRow("warn", "links", f"no link to {', '.join(others)}", _LINK_FIX))
-        for name, others in lacking.items()
-    ]
-    for name, row in more:
-        entries[name]["findings"].append(_json(row))
-        entries[name]["status"] = max(entries[name]["status"], row.status, key=_rank)
-        table.add_row(name, _mark(row.status), row.what, row.detail, row.fix)
     overall = max((entry["status"] for entry in entries.values()), key=_rank)
     return overall, {"status": overall, "peers": entries}, table
 

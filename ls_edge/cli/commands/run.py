@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from ls_edge.report.terminal import open_console
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
-LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
-"""Seconds until a block without a holder, or an unusable peer, is displayed; a restart takes less."""
+LOST_FOR_S = 0.5
+"""Seconds until a block without a holder is displayed; a restart takes less."""
 MAX_REMARKS = 10
 """Maximum number of idle peers that are named at the end of a run."""
 
@@ -176,7 +175,7 @@ def command(
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarize(measured.records, measured.events, measured.context)
-        problems += _print(summary, measured, source.bundle.manifest.classes, as_json=as_json)
+        problems += _print(summary, as_json=as_json)
         warn_each(_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS])
         warn_each(_remarks(measured, summary))
         page = {"classes": source.bundle.manifest.classes, "images": images.images}
@@ -210,16 +209,16 @@ def _checked(images: ImageSet, limit: int | None, bundle: Bundle | None) -> Imag
     return taken
 
 
-def _print(summary: RunSummary, measured: DatasetRun, classes: Sequence[str], *, as_json: bool) -> list[str]:
+def _print(summary: RunSummary, *, as_json: bool) -> list[str]:
     """Print the summary; return the problems."""
     note_account(summary.account)
     try:
         if as_json:
             click.echo(summary.to_json())
         else:
-            print_summary(summary, records=measured.records, classes=classes)
+            print_summary(summary)
     except OSError as error:
-        print_summary(summary, records=measured.records, classes=classes, console=open_console(stderr=True))
+        print_summary(summary, open_console(stderr=True))
         return [f"the summary could not be printed on standard output: {describe(error)}"]
     return []
 
@@ -278,26 +277,15 @@ def _with_flags(run: DatasetRun, data: str) -> DatasetRun:
 def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[], bool]) -> Callable[[], None]:
     """Return a function to call periodically, which shows lost blocks that cannot be skipped.
 
-    A peer without a link for a while is also shown once, with the reason. When ``wants_reload`` returns true, the
-    source reads peers.yaml again.
+    When ``wants_reload`` returns true, the source reads peers.yaml again.
     """
     missing_since: float | None = None
-    unusable_since: dict[str, float] = {}
 
     def look() -> None:
         nonlocal missing_since
         if wants_reload():
             reload_source(source, progress.note)
         now = time.monotonic()
-        problems = source.snapshot.problems
-        for name in unusable_since.keys() - problems.keys():
-            del unusable_since[name]
-        for name, why in problems.items():
-            if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S:
-                unusable_since[name] = math.inf  # it is shown once
-                ways = ", ".join(other for other, view in source.snapshot.peers.items() if name in view.reaches)
-                how = f"reached only through {ways}" if ways else "not used"
-                progress.note(f"{name} is {how}: {why}")
         missing = source.snapshot.missing_blocks
         if source.may_skip(missing):
             missing_since = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from ls_edge.runtime.protocol.codecs import codec_of
 
 _EVERY_S = 1.0
 """Interval between two looks of ``--watch``, in seconds."""
-_SHOWN_CHANGES = 8
 _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim"}
 
 
@@ -117,14 +115,12 @@ def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, Pe
 
 def _watch(observer: Observer, bundle: Bundle | None, file: PeersFile, wait: float, *, as_json: bool) -> None:
     """Show the peers every second until the command is interrupted."""
-    console, before = open_console(), dict[str, PeerStatus]()
-    changes: deque[Text] = deque(maxlen=_SHOWN_CHANGES)
+    console = open_console()
     is_live = console.is_terminal and not as_json
     live = Live(console=console, auto_refresh=False, screen=not console.is_dumb_terminal)
     with live if is_live else contextlib.nullcontext():
         while True:
             found = look(observer, bundle, wait)
-            changes.extendleft(_changes(before, found))
             if as_json:
                 print_json(document_of(found), one_line=True)
             else:
@@ -132,22 +128,12 @@ def _watch(observer: Observer, bundle: Bundle | None, file: PeersFile, wait: flo
                 notes = [Text(line, style="yellow", no_wrap=False, overflow="fold") for line in remarks(found, file)]
                 if is_live:
                     shown = [table] if fits(table, console) else as_list(table)
-                    live.update(Group(*shown, *notes, *changes), refresh=True)
+                    live.update(Group(*shown, *notes), refresh=True)
                 else:
                     print_table(table, console)
-                    for note in (*notes, *changes):
+                    for note in notes:
                         console.print(note)
-            before = found
             observer.wait_until(lambda: False, _EVERY_S)
-
-
-def _changes(before: Mapping[str, PeerStatus], found: Mapping[str, PeerStatus]) -> Iterator[Text]:
-    """Describe the changes of state between two looks."""
-    for name, status in found.items():
-        if name in before and status.state is not before[name].state:
-            why = f": {status.reason}" if status.reason else ""
-            change = Text(time.strftime("%H:%M:%S "), style="dim", no_wrap=False, overflow="fold")
-            yield change.append(f"{name} ").append(status.state, STATE_STYLES[status.state]).append(printable(why))
 
 
 def document_of(found: Mapping[str, PeerStatus]) -> dict[str, Any]:

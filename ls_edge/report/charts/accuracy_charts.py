@@ -20,9 +20,9 @@ from ls_edge.report.charts.specification import (
     category_color,
     chart_of,
     distinct_labels,
-    expression,
     row_of,
     title_with_text,
+    wide_legend,
 )
 from ls_edge.report.runs.mistakes import by_class
 from ls_edge.report.runs.statistics import RunData
@@ -104,7 +104,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     if len(set(methods)) < len(methods):
         methods = [item.name or str(item.settings.get("of", "")) for item in evaluations]
     names = distinct_labels(methods, 20)
-    paint = category_color("name:N", names)
+    paint = category_color("name:N", names, legend=wide_legend())
     orders, kept = _accuracy_rows(names, evaluations)
     tall = max(220, 42 * len(names))
     y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelColor=color("ink"), labelLimit=150))
@@ -136,7 +136,6 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     by_kept = alt.layer(
         right.mark_line(strokeWidth=1.8).encode(strokeDash=dash),
         right.mark_circle(size=36, opacity=1).transform_filter("datum.order == 'random order'"),
-        _end_labels([row for row in kept if row["order"] == "random order"], "blocks", x, tall),
     ).properties(
         width=360,
         height=tall,
@@ -214,20 +213,19 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     )
     x = alt.X("allowed:Q", title="orders allowed", scale=scale, axis=axis)
     y = alt.Y("top1:Q", title=None, axis=PERCENT, scale=_SHARES)
-    names_color = category_color("name:N", names)
+    names_color = category_color("name:N", names, legend=wide_legend())
     dash = alt.StrokeDash("ladder:N", scale=alt.Scale(domain=["ends", "windows"], range=[[1, 0], [5, 4]]), legend=None)
     base = chart_of(rows).encode(x=x, y=y, color=names_color)
     point = {"size": 46, "opacity": 1}
+    freest = {row["name"]: row for row in sorted(rows, key=lambda row: float(row["allowed"]))}
     described = "; ".join(
-        f"{row['name']}: {show_percent(row['top1'])} in {_count(row['allowed'])} orders"
-        for row in _ends(rows, "allowed")
+        f"{name}: {show_percent(row['top1'])} in {_count(row['allowed'])} orders" for name, row in freest.items()
     )
     return alt.layer(
         base.mark_rule(strokeWidth=1.2, opacity=0.45).encode(y=alt.Y("low:Q", title=None), y2=alt.Y2("high:Q")),
         chart_of(joined).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=names_color, strokeDash=dash),
         base.mark_point(fill=color("bg"), strokeWidth=1.6, **point),
         base.mark_point(filled=True, **point).transform_filter("datum.within == 'own'"),
-        _end_labels(rows, "allowed", x, _TALL),
     ).properties(
         width=620,
         height=_TALL,
@@ -277,31 +275,6 @@ def _ladders(bands: Bands, between: Collection[Bands]) -> list[str]:
     if bands in between:
         return ["windows"]
     return ["ends", "windows"] if between and (bands.num_orders == 1 or bands.cuts == (1, last)) else ["ends"]
-
-
-def labels_apart(shares: Sequence[float], height: float) -> list[float]:
-    """Return offsets that move labels at these fractions of ``height`` down until none overlap."""
-    moves = [0.0] * len(shares)
-    at = -1e9
-    for index in sorted(range(len(shares)), key=lambda index: -shares[index]):
-        wanted = (1 - shares[index]) * height
-        at = max(wanted, at + 15)
-        moves[index] = at - wanted
-    return moves
-
-
-def _ends(rows: Sequence[Row], field: str) -> list[Row]:
-    """Return the row with the largest ``field`` of each name."""
-    return list({row["name"]: row for row in sorted(rows, key=lambda row: float(row[field]))}.values())
-
-
-def _end_labels(rows: Sequence[Row], field: str, x: alt.X, height: float) -> Chart:
-    """Return the name of each line at its right end."""
-    ends = _ends(rows, field)
-    moves = labels_apart([row["top1"] for row in ends], height)
-    labels = chart_of([{**row, "dy": dy} for row, dy in zip(ends, moves, strict=True)])
-    text = labels.mark_text(align="left", dx=12, dy=expression("datum.dy"), color=color("ink"))
-    return text.encode(x=x, y=alt.Y("top1:Q"), text=alt.Text("name:N"))
 
 
 def _count(allowed: float) -> str:

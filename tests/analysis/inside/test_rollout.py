@@ -42,7 +42,7 @@ def test_rollout_equals_the_published_implementation(args, order):
     found = rollout_of(run, model.stem(images), order).reshape(2, -1)
     assert found == pytest.approx(expected.numpy(), rel=1e-4)
     found = inspect(run, [(images, None)])
-    assert (found.images, found.grid, len(found.random)) == (2, (4, 4), 2)
+    assert found.images == 2
     texts = ["trained order", "random order"]
     assert [one.text for one in found.pictures] == ["image 1", *texts, "image 2", *texts]
     assert -1 <= found.correlation < 1

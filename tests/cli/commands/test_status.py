@@ -282,7 +282,7 @@ def test_wrong_and_missing_keys_differ(
     assert stat.S_IMODE(os.stat(secret).st_mode) == 0o600
 
 
-def test_watching_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_until):
+def test_watching_shows_the_state_every_second(ls_edge, tiny_bundle, tmp_path, wait_until):
     """As text and as JSON: a look a second, until Ctrl-C."""
     with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
@@ -298,8 +298,7 @@ def test_watching_shows_changes_of_state(ls_edge, tiny_bundle, tmp_path, wait_un
             assert re.search(r"^a \d+\.\d{6} NeighborUp\(hello=Hello\(name='b'", done.stderr, re.M)
             local.kill("b")
             wait_until(lambda: json.loads(lines()[-1])["peers"]["b"]["state"] == "lost", 30.0, "b to be lost")
-            wait_until(lambda: re.search(r"\d\d:\d\d:\d\d b lost: ", text()), 30.0, "the change")
-            assert "blocks 4-5: no holder" in text()
+            wait_until(lambda: "blocks 4-5: no holder" in text(), 30.0, "the remark")
             for process in started:
                 process.send_signal(signal.SIGINT)
                 assert process.wait(10) == 130
