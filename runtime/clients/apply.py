@@ -23,7 +23,7 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, version_of
 from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
-from ls_edge.runtime.clients.manifest import fetch_model
+from ls_edge.runtime.clients.fetching import fetch_model
 from ls_edge.runtime.clients.sender import AGAIN_S, COMPLETE, CONNECT_S, PushResult, Sender, Target
 from ls_edge.runtime.clients.session import STEP_S, Session
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, StoreState, Welcome

@@ -15,7 +15,7 @@ from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Bye, Complaint, Findings, Hello, State, Stored, Welcome
+from ls_edge.runtime.protocol.messages import Bye, Chunk, Complaint, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.connections import Link, LinkDown, LinkEvent, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import KeyPair
@@ -56,6 +56,10 @@ class Session:
     state: State | None = None
     stored: Stored | None = None
     findings: Findings | None = None
+    fetched: bytearray = field(default_factory=bytearray)
+    """File that the peer sends, as far as it has arrived."""
+    asked_at: float = float("-inf")
+    """Time of the latest request for a piece of it that was not answered."""
 
     @property
     def is_warm(self) -> bool:
@@ -92,6 +96,9 @@ class Session:
             self.stored = message
         elif isinstance(message, Findings):
             self.findings = message
+        elif isinstance(message, Chunk) and message.offset == len(self.fetched):
+            self.fetched += message.data
+            self.asked_at = float("-inf")
         elif isinstance(message, Complaint):
             self.complaint = one_line(message.what)
         elif isinstance(message, Bye):  # the link ends next
@@ -159,6 +166,12 @@ class Client(Closing):
     def send(self, name: str, message: wire.Message) -> bool:
         """Send a message; return False if the link does not take it."""
         return self._links.send(Link(dialed=name), [framing.encode(message)])
+
+    def fetch(self, session: Session, digest: bytes, patience: float) -> None:
+        """Ask a peer for the next piece of a file, unless it was asked less than ``patience`` seconds ago."""
+        if time.monotonic() > session.asked_at + patience:
+            session.asked_at = time.monotonic()
+            self.send(session.peer.name, wire.Want(digest, len(session.fetched), wire.MAX_CHUNK))
 
     def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
         """Handle events for at most ``seconds``, repeat greetings, and return the messages with their senders."""

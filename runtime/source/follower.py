@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.clients.applied_file import fetch_file, parsed_file
+from ls_edge.runtime.clients.fetching import fetch_file, parsed_file
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.protocol.messages import MAX_FILES, FileVersion, Hello
 from ls_edge.runtime.transport.keys import KeyPair

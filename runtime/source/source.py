@@ -30,7 +30,7 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.core.text import name_blocks
-from ls_edge.runtime.clients.manifest import fetch_model
+from ls_edge.runtime.clients.fetching import fetch_model
 from ls_edge.runtime.clients.session import source_name
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.routing.state.limits import Limits

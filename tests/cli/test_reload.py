@@ -13,7 +13,7 @@ import zmq
 
 from ls_edge.cli.inputs import reload_source
 from ls_edge.core.errors import ConfigError, LinkError, UsageError
-from ls_edge.runtime.clients.applied_file import parsed_file
+from ls_edge.runtime.clients.fetching import parsed_file
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source

@@ -21,8 +21,8 @@ from ls_edge.core.text import byte_size, counted, name_blocks
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
-from ls_edge.runtime.clients.applied_file import running_file
 from ls_edge.runtime.clients.apply import Applier, Change, results_of
+from ls_edge.runtime.clients.fetching import running_file
 from ls_edge.runtime.clients.sender import PushError, PushResult, pusher_name
 
 _STYLES = {"active": "green", "failed": "red", "missing": "red"}

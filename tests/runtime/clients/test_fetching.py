@@ -7,7 +7,7 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.clients.manifest import fetch_model
+from ls_edge.runtime.clients.fetching import fetch_model
 from ls_edge.runtime.peer.peer import Peer
 
 
