@@ -19,10 +19,10 @@ from ls_edge.runtime.source.source import Source
 _LOOK_EVERY_S = 0.1
 
 
-def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> str:
+def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> None:
     """Wait until each block has a warm holder, ``seconds`` have passed, or a signal came.
 
-    Print and return a warning about blocks without a holder, empty if there are none. Raise :class:`ModelMismatch` if
+    Warn about blocks without a holder. Raise :class:`ModelMismatch` if
     every peer serves another model, :class:`LinkError` if the policy may not skip that many blocks, and
     ``KeyboardInterrupt`` after a signal.
     """
@@ -34,10 +34,8 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
             missing = source.wait_ready(min(_LOOK_EVERY_S, max(0.0, end - time.monotonic())))
     if stop:
         raise KeyboardInterrupt
-    warning = _judge(source, missing, seconds) if missing else ""
-    if warning:
-        warn(warning)
-    return warning
+    if missing:
+        warn(_judge(source, missing, seconds))
 
 
 def _judge(source: Source, missing: Sequence[int], waited: float) -> str:

@@ -62,7 +62,6 @@ class LocalCluster:
         self.bundles = dict.fromkeys(placement, Path(bundle))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
-        self._bundle = Path(bundle)
         self._log_from: dict[str, int] = {}
         self._free_ports: Callable[[], object] = lambda: None
         entries = self.entries(placement)

@@ -145,7 +145,7 @@ def command(
             url = serve_metrics(SourceCollector(source))
             click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
-        warning = wait_for_holders(source, wait, stop)
+        wait_for_holders(source, wait, stop)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
 
         def on_record(record: RequestRecord) -> None:
@@ -176,7 +176,7 @@ def command(
             problems += [writer.problem] if writer.problem else []
         summary = summarize(measured.records, measured.events, measured.context)
         problems += _print(summary, as_json=as_json)
-        warn_each(_unused_peers(source.snapshot.problems, summary, warning)[:MAX_REMARKS])
+        warn_each(_unused_peers(source.snapshot.problems, summary)[:MAX_REMARKS])
         warn_each(_remarks(measured, summary))
         page = {"classes": source.bundle.manifest.classes, "images": images.images}
         problems += _write_files(summary, measured, report, trace_events, page)
@@ -302,10 +302,10 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
     return look
 
 
-def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: str) -> list[str]:
-    """Return peers that took part in no answer, with the reason, unless ``reported`` names them already."""
+def _unused_peers(problems: Mapping[str, str], summary: RunSummary) -> list[str]:
+    """Return peers that took part in no answer, with the reason."""
     return [
         f"{name} took no part: {why}"
         for name, why in problems.items()
-        if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in reported
+        if name not in summary.peers or not summary.peers[name].requests
     ]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
@@ -18,7 +17,6 @@ from ls_edge.cli import options
 from ls_edge.cli.command import DEBUG, Command, exit_code
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
-from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile, load_peers
@@ -41,12 +39,11 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
         "ls-edge status --peers peers.yaml",
         "ls-edge status --peers peers.yaml --secret-key laptop.key_secret --json",
         "ls-edge status --peers peers.yaml --watch",
-        "ls-edge status --peers peers.yaml --check --bundle bundle",
+        "ls-edge status --peers peers.yaml --check",
     ),
 )
 @options.PEERS
 @options.SECRET_KEY
-@options.bundle("Bundle to compare with.")
 @options.flag("--check", "Only check and describe peers.yaml, without the network.")
 @options.flag("--watch", "Look again every second, until Ctrl-C; with --json, a line for each look.")
 @options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
@@ -54,7 +51,6 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 def command(
     peers: Path,
     secret_key: Path | None,
-    bundle: Path | None,
     check: bool,
     watch: bool,
     wait: float,
@@ -65,22 +61,18 @@ def command(
     Shows whether each peer of peers.yaml is reachable, accepts our key, and is warm; its blocks and queue; and the
     reason if it cannot be used. Names peers that have no link to each other. Sends no images.
 
-    Exit code 3 if some peer is not alive, 1 if none is. With --check: 0, or 2 and the first mistake in the file; with
-    --bundle, a block that the bundle lacks is also a mistake.
+    Exit code 3 if some peer is not alive, 1 if none is. With --check: 0, or 2 and the first mistake in the file.
     """
-    opened = None if bundle is None else Bundle.open(bundle)
     if check:
         if watch:
             raise UsageError("--check reads only the file, so there is nothing to watch; leave out --check or --watch")
-        _check(load_peers(peers), opened, as_json=as_json)
+        _check(load_peers(peers), as_json=as_json)
         return 0
     file, keys = peers_to_ask(peers, secret_key)
-    if opened is not None:
-        file = file.of_model(opened.num_blocks)
     with Observer(file, keys=keys) as observer:
         if watch:
-            _watch(observer, opened, file, wait, as_json=as_json)
-        found = look(observer, opened, wait)
+            _watch(observer, file, wait, as_json=as_json)
+        found = observer.look(wait)
         if click.get_current_context().meta[DEBUG]:
             for name, text in observer.events(wait).items():
                 for line in text.splitlines():
@@ -96,31 +88,14 @@ def command(
     return exit_code(alive, len(found) - alive)
 
 
-def look(observer: Observer, bundle: Bundle | None, wait: float) -> dict[str, PeerStatus]:
-    """Return the status of each peer, with a reason if it serves another model or bundle than ``bundle``."""
-    found = dict(observer.look(wait))
-    for name, status in found.items():
-        if bundle is None or status.model_id is None or status.reason is not None:
-            continue
-        manifest = bundle.manifest
-        if status.model_id != manifest.model_id:
-            reason = f"it serves model {short_id(status.model_id)}, --bundle is {short_id(manifest.model_id)}"
-            found[name] = msgspec.structs.replace(status, state=PeerState.REFUSED, reason=reason)
-        elif status.bundle_id != manifest.bundle_id:
-            ids = short_id(str(status.bundle_id)), short_id(manifest.bundle_id)
-            reason = f"another bundle of the same model: {ids[0]}, not {ids[1]}"
-            found[name] = msgspec.structs.replace(status, reason=reason)
-    return found
-
-
-def _watch(observer: Observer, bundle: Bundle | None, file: PeersFile, wait: float, *, as_json: bool) -> None:
+def _watch(observer: Observer, file: PeersFile, wait: float, *, as_json: bool) -> None:
     """Show the peers every second until the command is interrupted."""
     console = open_console()
     is_live = console.is_terminal and not as_json
     live = Live(console=console, auto_refresh=False, screen=not console.is_dumb_terminal)
     with live if is_live else contextlib.nullcontext():
         while True:
-            found = look(observer, bundle, wait)
+            found = observer.look(wait)
             if as_json:
                 print_json(document_of(found), one_line=True)
             else:
@@ -215,9 +190,9 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
         yield f"{name_blocks(parts)} only on {name}; if it is lost, sources without a bundle get no answers"
 
 
-def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
+def _check(file: PeersFile, *, as_json: bool) -> None:
     file.check_codecs(codec_of)
-    count = _count(peer.blocks.numbered for peer in file.peers) if bundle is None else bundle.num_blocks
+    count = _count(peer.blocks.numbered for peer in file.peers)
     file = file.of_model(count)
     holders = _holders({peer.name: shown_parts(peer.blocks) for peer in file.peers}, file, count)
     if as_json:
@@ -227,7 +202,6 @@ def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
             "keys": file.uses_keys,
             "insecure": file.insecure,
             "holders": {str(ENDS.get(part, part)): names for part, names in holders.items()},
-            "bundle_id": None if bundle is None else bundle.manifest.bundle_id,
         }
         print_json(document)
         return
@@ -240,5 +214,3 @@ def _check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
         click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks)}")
     for line in _gaps(holders):
         click.echo(line)
-    if bundle is None:
-        click.echo("without a bundle, its blocks were not compared; give --bundle FOLDER")

@@ -235,15 +235,6 @@ def test_a_peer_at_the_address_of_another_is_refused(ls_edge, peers, tmp_path):
     assert "is 'a'; correct the addresses" in found["c"]["reason"]
 
 
-def test_another_bundle_is_a_reason(ls_edge, peers, other_bundle, tiny_bundle):
-    assert asked(ls_edge, peers.path, "--bundle", tiny_bundle)["a"]["reason"] is None
-    found = asked(ls_edge, peers.path, "--bundle", other_bundle, code=1)
-    ours, theirs = (Bundle.open(bundle).manifest.model_id[:12] for bundle in (other_bundle, tiny_bundle))
-    assert found["a"]["state"] == "refused"
-    assert ours in found["a"]["reason"]
-    assert theirs in found["a"]["reason"]
-
-
 @pytest.fixture
 def keys(tmp_path):
     made = {name: new_keys(name, tmp_path / "keys") for name in ("a", "b", "laptop", "stranger")}
@@ -357,7 +348,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
 
 
 @pytest.mark.release
-def test_a_check_of_the_file_needs_no_peer(ls_edge, complaints, tmp_path, tiny_bundle):
+def test_a_check_of_the_file_needs_no_peer(ls_edge, complaints, tmp_path):
     path = tmp_path / "peers.yaml"
     path.write_text(
         """
@@ -376,18 +367,10 @@ peers:
         "  b  tcp://10.255.255.1:5555, listens on tcp://0.0.0.0:5555  blocks 3, 5",
         "block 4: no holder",
         "blocks 0-2 only on a, 5 only on b; if one is lost, answers skip its blocks or fail",
-        "without a bundle, its blocks were not compared; give --bundle FOLDER",
     ]
     document = json.loads(ls_edge.run("status", "--peers", path, "--check", "--json").stdout)
     assert document["holders"] == {"0": ["a"], "1": ["a"], "2": ["a"], "3": ["a", "b"], "4": [], "5": ["b"]}
-    assert (document["keys"], document["bundle_id"]) == (False, None)
-    done = ls_edge.run("status", "--peers", path, "--check", "--bundle", tiny_bundle)
-    assert (done.returncode, done.stdout.splitlines()) == (0, lines[:-1])
-
-    path.write_text(path.read_text().replace("[3, 5]", "[3, 6]"))  # one more than there are
-    done = ls_edge.run("status", "--peers", path, "--check", "--bundle", tiny_bundle)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert complaints(done) == [f"ls-edge: {path}:5:87: peer 'b' lists block 6, but the bundle has blocks 0 to 5"]
+    assert document["keys"] is False
     path.write_text("peers:\n  - {name: a, adress: x, blocks: [0]}\n")
     done = ls_edge.run("status", "--peers", path, "--check")
     assert (done.returncode, done.stdout) == (2, "")
