@@ -14,9 +14,9 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -40,13 +40,10 @@ from ls_edge.core.text import (
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
-from ls_edge.report.runs.mistakes import confusions, wrong_images
+from ls_edge.report.runs.mistakes import confusions
 from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.theme import STYLE, Chart
 from ls_edge.version import __version__
-
-if TYPE_CHECKING:
-    from ls_edge.data.datasets import ImageRef
 
 MOST_TABLE_ROWS = 60
 
@@ -63,21 +60,17 @@ def write_report(
     *,
     title: str = "A run through the peers",
     classes: Sequence[str] = (),
-    images: Iterable[ImageRef] = (),
 ) -> None:
-    """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written.
-
-    If ``images`` has the images of the run, the report shows some that were classified wrong.
-    """
-    data, wrong = RunData(summary, records, events, classes), wrong_images(records, images)
-    write_output(path, render("report.html.j2", title=title, lede="", runs=[("", data)], wrong_images=wrong))
+    """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written."""
+    data = RunData(summary, records, events, classes)
+    write_output(path, render("report.html.j2", title=title, lede="", runs=[("", data)]))
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
     """Write a page that compares ``runs``, followed by the report of each that has records."""
     data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
     summaries = [(name, summary) for name, summary, _, _ in runs]
-    text = render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries, wrong_images=())
+    text = render("comparison.html.j2", title=title, lede=lede, runs=data, summaries=summaries)
     write_output(path, text)
 
 

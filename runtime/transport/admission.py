@@ -157,8 +157,6 @@ class Admission:
     def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
         if hello.role == "source":
             return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
-        if unknown := self._unknown(hello.blocks):
-            return f"{hello.name} announces block {max(unknown)}, the model has 0 to {self._blocks - 1}"
         not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
         if not_given:
             return (

@@ -91,8 +91,6 @@ def load_secret(path: str | Path) -> KeyPair:
         public = zmq.curve_public(keys[b"secret"])
     except zmq.ZMQError:
         raise UsageError(f"{path} holds a secret key that is not valid Z85; make one with 'ls-edge keys new'") from None
-    if keys.get(b"public", public) != public:
-        raise UsageError(f"{path}: its public and secret key do not belong together; make new ones")
     return KeyPair(public, keys[b"secret"], Path(path))
 
 

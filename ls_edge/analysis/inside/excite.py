@@ -31,7 +31,6 @@ class Excitation(msgspec.Struct, frozen=True):
     """Largest value over images of the data."""
     reached: list[float]
     images: int
-    steps: int
     pictures: list[Picture]
 
 
@@ -60,7 +59,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Excitatio
         reached.append(-float(loss(raised).detach()))
         shown.append(Picture(f"block {index}, channel {channel}", picture(color_picture(raised[0]))))
         inspected.on_progress(number + 1, len(blocks), "images that excite a block")
-    return Excitation(list(blocks), channels, noise, most, reached, len(colors), STEPS, shown)
+    return Excitation(list(blocks), channels, noise, most, reached, len(colors), shown)
 
 
 def _added(inspected: Inspected, index: int, colors: Tensor) -> Tensor:

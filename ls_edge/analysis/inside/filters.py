@@ -29,8 +29,6 @@ class PatchFilters(msgspec.Struct, frozen=True):
     smoothness: float
     """Correlation of neighboring pixels of a filter: 0 for noise, near 1 for smooth filters."""
     filters: int
-    size: tuple[int, int]
-    """Height and width of a filter in pixels."""
     pictures: list[Picture]
 
     @property
@@ -65,7 +63,7 @@ def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> PatchFil
         for text, some in (("principal components", first), ("filters with the largest norms", largest))
     ]
     variances = np.square(sizes) / max(float(np.square(sizes).sum()), 1e-300)
-    return PatchFilters(variances.tolist(), float(np.mean(neighbors)) / power, count, (height, width), shown)
+    return PatchFilters(variances.tolist(), float(np.mean(neighbors)) / power, count, shown)
 
 
 def _finding(found: PatchFilters) -> str:

@@ -35,7 +35,6 @@ class Inversion(msgspec.Struct, frozen=True):
     shifted: list[float]
     """Distance of the image after Gaussian noise of 1/20 of the pixel range was added."""
     images: int
-    steps: int
     pictures: list[Picture]
 
     @property
@@ -71,7 +70,7 @@ def inspect(inspected: Inspected, batches: Sequence[LabeledImages]) -> Inversion
         reached.append(float(distance(made).detach()))
         shown += [Picture(f"from block {index}", picture(color_picture(one))) for one in made]
         inspected.on_progress(number + 1, len(blocks), "inversion")
-    return Inversion(list(blocks), noise, reached, shifted, len(target), STEPS, shown)
+    return Inversion(list(blocks), noise, reached, shifted, len(target), shown)
 
 
 def _finding(found: Inversion) -> str:

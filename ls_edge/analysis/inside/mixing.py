@@ -29,7 +29,6 @@ class TokenMixing(msgspec.Struct, frozen=True):
     """Standard distance, in patches, of the squared weights of a map from their center; mean over maps."""
     uniform: float
     """Spread of equal weights."""
-    grid: tuple[int, int]
     pictures: list[Picture]
 
 
@@ -48,7 +47,7 @@ def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> TokenMix
         spread.append(float(np.average(_spread(np.square(maps), grid), weights=energy)))
         largest = maps[np.argsort(-energy)[:MOST_MAPS]].reshape(-1, *grid)
         shown.append(Picture(f"block {block}", picture(tiles([around_gray(one) for one in largest], 4))))
-    return TokenMixing(spread, float(_spread(np.ones((1, grid[0] * grid[1])), grid)[0]), grid, shown)
+    return TokenMixing(spread, float(_spread(np.ones((1, grid[0] * grid[1])), grid)[0]), shown)
 
 
 def _mixing_layer(block: nn.Module, count: int) -> Any:

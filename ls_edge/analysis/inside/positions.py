@@ -27,7 +27,6 @@ class PositionEmbeddings(msgspec.Struct, frozen=True):
     """Distances in patches, and the mean cosine of the pairs at each distance."""
     correlation: float
     """Correlation of the cosine with the distance over all pairs."""
-    grid: tuple[int, int]
     pictures: list[Picture]
 
 
@@ -52,7 +51,7 @@ def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> Position
     queries = [shades(cosine[row * grid[1] + column].reshape(grid)) for row in rows for column in columns]
     text = "each tile: one patch compared with all others, from black (least similar) to white"
     shown = [Picture(text, picture(tiles(queries, len(columns))))]
-    return PositionEmbeddings(by_distance, correlation(cosine[pairs], apart[pairs]), grid, shown)
+    return PositionEmbeddings(by_distance, correlation(cosine[pairs], apart[pairs]), shown)
 
 
 def _finding(found: PositionEmbeddings) -> str:

@@ -178,8 +178,7 @@ def command(
         problems += _print(summary, as_json=as_json)
         warn_each(_unused_peers(source.snapshot.problems, summary)[:MAX_REMARKS])
         warn_each(_remarks(measured, summary))
-        page = {"classes": source.bundle.manifest.classes, "images": images.images}
-        problems += _write_files(summary, measured, report, trace_events, page)
+        problems += _write_files(summary, measured, report, trace_events)
     if problems:
         raise LsEdgeError("; ".join(problems))
     if stop:
@@ -224,17 +223,14 @@ def _print(summary: RunSummary, *, as_json: bool) -> list[str]:
 
 
 def _write_files(
-    summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None, page: dict[str, Any]
+    summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None
 ) -> list[str]:
-    """Write report and trace events, even if one of them fails, and return the problems.
-
-    ``page`` has arguments of the report in addition to the run.
-    """
+    """Write report and trace events, even if one of them fails, and return the problems."""
 
     def write_html(path: Path, *run: Any) -> None:
         from ls_edge.report.html import write_report
 
-        write_report(path, *run, **page)
+        write_report(path, *run, classes=measured.context.classes)
 
     problems = []
     for name, path, write in (("report", report, write_html), ("trace events", trace_events, write_trace_events)):

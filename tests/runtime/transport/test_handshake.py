@@ -212,14 +212,14 @@ def test_complaints_are_throttled_on_each_link(peer, file, sockets, wait_until):
 @pytest.mark.parametrize(
     ("name", "role", "blocks", "said"),
     [
-        ("b", "peer", (0, 1, 6), "b announces block 6, the model has 0 to 5"),
+        ("b", "peer", (0, 1, 6), "b announces block 6, which {} does not give it; copy the same peers.yaml to both"),
         ("laptop", "source", (0,), "source 'laptop' announces blocks, and sources have none"),
     ],
 )
 def test_blocks_that_cannot_be_are_refused(peer, file, sockets, hello_of, name, role, blocks, said):
     caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
     caller.says(hello_of(name, role, blocks=blocks))
-    assert caller.hears(Complaint).what == said
+    assert caller.hears(Complaint).what == said.format(file.path)
     assert not peer.machine.neighbors.by_name
 
 
