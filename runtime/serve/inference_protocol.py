@@ -212,7 +212,7 @@ def images_of(
 
 def _binary_of(given: _Input, binary: bytes) -> bytes | None:
     size = None if given.parameters is None else given.parameters.binary_data_size
-    has_data = memoryview(given.data)[:5] not in (b"", b"null")
+    has_data = bytes(memoryview(given.data)[:5]) not in (b"", b"null")
     if size is None:
         if not has_data:
             raise DataError(f"input {given.name} has neither data nor binary_data_size")
