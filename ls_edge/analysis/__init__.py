@@ -51,7 +51,6 @@ TOO_FEW = "there are too few images, or no band of several blocks"
 class Analysis(msgspec.Struct, frozen=True):
     """Document of ``analyze --json``, with a field for each kind; if it is None, ``reasons`` has the reason."""
 
-    schema: int
     images: int
     skipped: int
     importance: Annotated[Importance | None, IMPORTANCE]
@@ -151,7 +150,7 @@ def analyze(
             reasons[name] = str(error)
         except ImportError as error:
             reasons[name] = f"it needs {lacking(error, 'the extra analyze')}"
-    return Analysis(schema=1, images=images, skipped=0, settings={}, reasons=reasons, **found)
+    return Analysis(images=images, skipped=0, settings={}, reasons=reasons, **found)
 
 
 def _keep(batches: Iterable[LabeledImages], first: list[LabeledImages]) -> Iterator[LabeledImages]:

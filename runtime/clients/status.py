@@ -30,8 +30,7 @@ SAMPLES = 3
 """Greetings per peer; its latency is that of the fastest one. The last one is large."""
 LARGE = 16384
 """Bytes added to a large greeting and requested from the manifest, more than any packet carries."""
-MTU = "large packets do not pass (MTU): small messages are answered, tokens will not be"
-MTU_FIX = "lower the MTU of the interface or VPN on the way, such as 'ip link set dev wg0 mtu 1280', on both ends"
+MTU = "large packets do not pass (MTU), so tokens will not either; lower the MTU of the interface or VPN on both ends"
 
 
 class PeerStatus(PeerReport, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ def numbers(value):
 
 
 def test_every_result_of_the_document_belongs_to_a_kind():
-    plain = {"schema", "images", "skipped", "reasons", "settings"}
+    plain = {"images", "skipped", "reasons", "settings"}
     assert set(KINDS) == set(get_type_hints(Analysis)) - plain
     for kind in KINDS.values():
         assert re.fullmatch(r"[A-Z].*\.", kind.text)

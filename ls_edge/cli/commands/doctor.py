@@ -20,7 +20,7 @@ from ls_edge.core.text import counted
 from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.terminal import PlainTable, open_console, print_table
-from ls_edge.runtime.clients.status import MTU, MTU_FIX, Observer
+from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.protocol.messages import FindingRow
 
 _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
@@ -107,9 +107,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
     for name, rows in found.items():
         if isinstance(rows, str):
             entries[name] = {"status": "bad", "reason": rows, "findings": []}
-            table.add_row(
-                printable(name), _mark("bad"), "link", rows, MTU_FIX if rows == MTU else "ls-edge status shows more"
-            )
+            table.add_row(printable(name), _mark("bad"), "link", rows, "ls-edge status shows more")
             continue
         status = max((row.status for row in rows), key=_rank, default="ok")
         entries[name] = {"status": status, "reason": None, "findings": [_json(row) for row in rows]}
