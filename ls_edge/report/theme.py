@@ -15,7 +15,6 @@ Chart = Any
 
 BLOCK_SCHEME: Final = "viridis"
 CATEGORY_SCHEME: Final = "tableau10"
-MOST_CATEGORIES = 10
 
 _COLORS = {
     "bg": ("#fcfcfa", "#14161a"),

@@ -57,10 +57,6 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     standard deviation over models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.
     """
     members = [model_folders(given) for given in run_or_bundle]
-    if figure is not None:
-        from ls_edge.report.charts import check_figure
-
-        check_figure(len(run_or_bundle))
     names = [printable(name) for name in distinct_names(run_or_bundle)]
     images = open_data(data, "eval")
     for path in (path for paths in members for path in paths if is_bundle(path)):

@@ -11,7 +11,6 @@ from ls_edge.report.charts.accuracy_charts import (
     accuracy_by_skips,
     accuracy_comparison,
     accuracy_figure,
-    check_figure,
     freedom_figure,
 )
 from ls_edge.report.charts.latency_charts import (
@@ -35,7 +34,6 @@ __all__ = [
     "accuracy_by_skips",
     "accuracy_comparison",
     "accuracy_figure",
-    "check_figure",
     "freedom_figure",
     "latency_histogram",
     "latency_over_time",

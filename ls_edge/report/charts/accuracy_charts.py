@@ -26,7 +26,7 @@ from ls_edge.report.charts.specification import (
 )
 from ls_edge.report.runs.mistakes import by_class
 from ls_edge.report.runs.statistics import RunData
-from ls_edge.report.theme import MOST_CATEGORIES, Chart, color
+from ls_edge.report.theme import Chart, color
 
 MOST_CLASSES = 24
 
@@ -85,21 +85,13 @@ _TALL = 320
 _SHARES = alt.Scale(domain=[0, 1], nice=False)
 
 
-def check_figure(count: int) -> None:
-    """Raise :class:`UsageError` if a figure cannot hold ``count`` evaluations."""
-    if not 1 <= count <= MOST_CATEGORIES:
-        raise UsageError(f"a figure holds 1 to {MOST_CATEGORIES} runs or folders of runs, not {count}")
-
-
 def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     """Draw the accuracy of training methods by order of the blocks, and by the number of kept blocks.
 
     The charts correspond to Figure 1 (b) and (c) of arXiv 2407.04513. On the left: the accuracy of each method in
     trained order and its mean in random order, with a line of one sample deviation to each side. On the right: the
-    accuracy with fewer blocks, solid in random order and dashed in trained order. Raise :class:`UsageError` as
-    :func:`check_figure` does.
+    accuracy with fewer blocks, solid in random order and dashed in trained order.
     """
-    check_figure(len(evaluations))
     methods = [str(item.settings.get("method", "")) for item in evaluations]
     if len(set(methods)) < len(methods):
         methods = [item.name or str(item.settings.get("of", "")) for item in evaluations]
@@ -195,9 +187,8 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     """Draw the mean accuracy in random order by number of allowed orders, with one standard deviation.
 
     Filled points are within the model's own bands, hollow points beyond them; a dashed line joins the windows. Raise
-    :class:`UsageError` as :func:`check_figure` does, and for an evaluation without ``freedom``.
+    :class:`UsageError` for an evaluation without ``freedom``.
     """
-    check_figure(len(evaluations))
     for item in evaluations:
         if not item.freedom:
             raise UsageError(
