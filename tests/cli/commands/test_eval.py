@@ -124,11 +124,6 @@ def test_runs_of_different_depth_are_not_averaged(two):
         check_alike(like, two[0], EvaluationOrders(EvaluationSettings(), Bundle.open(two[0]).bands))
 
 
-def test_a_figure_of_too_many_runs_is_refused():
-    with pytest.raises(UsageError, match="holds 1 to 10 runs"):
-        accuracy_figure([evaluation(str(n)) for n in range(11)])
-
-
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
 def test_the_figure_of_freedom_has_a_curve_for_each_evaluation(command, two, tmp_path):
     code, out, err = command("eval", *two, *EVAL, "--freedom", "--figure", tmp_path / "freedom.svg", "--json")
