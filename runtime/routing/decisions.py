@@ -7,6 +7,7 @@ A decision is a list of rules (``decide`` in the rules of a source and of a peer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -68,22 +69,16 @@ class Case:
         self.now = decisions.turn.now
         self.reach = decisions.reach
         self._decisions = decisions
-        self._local: LocalNode | None = None
-        self._linked: list[Neighbor] | None = None
 
-    @property
+    @cached_property
     def local(self) -> LocalNode:
         """Blocks that this process can run."""
-        if self._local is None:
-            self._local = self._decisions.rules.local_node()
-        return self._local
+        return self._decisions.rules.local_node()
 
-    @property
+    @cached_property
     def linked(self) -> list[Neighbor]:
         """Peers to which the request may be handed."""
-        if self._linked is None:
-            self._linked = self.reach.candidates(self.request)
-        return self._linked
+        return self.reach.candidates(self.request)
 
     @property
     def candidates(self) -> Sequence[Neighbor]:
@@ -197,11 +192,11 @@ class Decisions:
         """Set the rules of a source or a peer."""
         self.rules = rules
         self._actions = {
-            RunHere: self._run_block,
+            RunHere: lambda request, step: self.run_here(request, step.block),
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
-            OutOfBudget: self._end_budget,
+            OutOfBudget: lambda request, _step: rules.out_of_budget(request),
             **rules.actions,
         }
 
@@ -287,12 +282,6 @@ class Decisions:
             or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         until = min(until, now + self.rules.waits_s)
         self._hold(request, Hold(holders, until, or_change, ReturnReason.CREDIT))
-
-    def _end_budget(self, request: HeldRequest, _step: OutOfBudget) -> None:
-        self.rules.out_of_budget(request)
-
-    def _run_block(self, request: HeldRequest, step: RunHere) -> None:
-        self.run_here(request, step.block)
 
     def run_here(self, request: HeldRequest, block: int) -> None:
         """Queue a waiting request for the engine of this process, which runs ``block`` next."""

@@ -67,7 +67,7 @@ class Recovery:
         request, n = self._custody.sent_to(sender, message.transfer), self._neighbors.get(sender)
         if request is None or n is None:
             return
-        n.is_alive()
+        n.pause.end(PauseReason.SILENT)
         if not kept_too_long(
             request.sent_at, request.deadline, self._turn.now
         ) or self._decisions.reach.has_only_holder(request, self._decisions.rules.local_node()):

@@ -30,7 +30,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.core.files import FolderInUse, cache_folder, folder_lock, remove_left_parts, write_file
 
 OnStatus = Callable[[str], None]
-"""Callback that receives the reason for a build or a wait."""
+"""Callback that receives the status of a build or a wait."""
 
 
 class TensorRTDevice(msgspec.Struct, frozen=True):
@@ -68,18 +68,6 @@ class _Entry(msgspec.Struct, frozen=True):
     sha256: str
 
 
-_WORDS = {
-    "tensorrt": "TensorRT",
-    "gpu": "the GPU",
-    "board": "the board",
-    "capability": "the compute capability",
-    "multiprocessors": "the number of multiprocessors",
-    "system": "the system",
-    "profiles": "the batch profiles",
-    "workspace": "the workspace",
-}
-
-
 def default_folder() -> Path:
     """Return the folder of this user's engines."""
     return cache_folder() / "engines"
@@ -114,18 +102,18 @@ class EngineCache:
         """Return the engine for ``key``; build it under the lock if it is missing.
 
         ``build`` takes the timing cache (initially empty) and returns the engine and the new timing cache;
-        ``on_status`` receives the reason for the build. Raise :class:`EngineError` if files belong to another user, or
+        ``on_status`` is told of the build. Raise :class:`EngineError` if files belong to another user, or
         if they cannot be written and ``must_keep`` is set. Without ``must_keep``, an engine that cannot be written is
         used by this process only, and ``on_status`` receives the error.
         """
-        engine, _ = self._find(key)
+        engine = self._find(key)
         if engine is not None:
             return engine
         with self._locked(on_status):
-            engine, reason = self._find(key)
+            engine = self._find(key)
             if engine is not None:
                 return engine
-            on_status(f"building an engine: {reason}")
+            on_status(f"building an engine for {key}")
             timing = self._read(self._timing(key)) or b""
             engine, timing = build(timing)
             try:
@@ -153,31 +141,10 @@ class EngineCache:
         with contextlib.suppress(EngineError):
             self._write(self._path(key, "checked"), _mark(engine, device) + kernels)
 
-    def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
-        """Return the engine, or None and the reason why there is none."""
-        noted = self._read(self._path(key, "json"))
-        if noted is None:
-            return None, self._why(key)
-        engine = self._read(self._path(key, "engine"))
-        if engine is None or noted != _note(key, engine):
-            return None, "the cached engine is damaged or missing"
-        return engine, ""
-
-    def _why(self, key: EngineKey) -> str:
-        """Describe how the key differs from the key of another engine of the same file."""
-        for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name):
-            try:
-                other = msgspec.json.decode(self._read(path) or b"", type=_Entry).key
-            except msgspec.MsgspecError:
-                continue
-            if other.onnx_sha256 == key.onnx_sha256:
-                changes = [
-                    f"{word} was {getattr(other, name)}, is {getattr(key, name)}"
-                    for name, word in _WORDS.items()
-                    if getattr(other, name) != getattr(key, name)
-                ]
-                return ", ".join(changes)
-        return "this file has none yet"
+    def _find(self, key: EngineKey) -> bytes | None:
+        """Return the engine, or None if it is missing or damaged."""
+        noted, engine = self._read(self._path(key, "json")), self._read(self._path(key, "engine"))
+        return engine if engine is not None and noted == _note(key, engine) else None
 
     def _path(self, key: EngineKey, ending: str) -> Path:
         return self.folder / f"{key.digest()}.{ending}"

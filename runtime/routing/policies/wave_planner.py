@@ -5,15 +5,14 @@ would finish it first, including its queue, both transfers, and the blocks that 
 device therefore gets a shorter track, and a device that is not worth the transfers gets none. A wave has blocks of one
 band, and each band is divided into ``waves_wanted`` waves.
 
-The blocks of each track are chosen by loss, not by time (:func:`assign_blocks`). Assigned in turn (0, 2, 4 and 1, 3,
-5), blocks stay as close to their preferred slots as the lengths allow, and consecutive blocks run in parallel. A holder
-gets only blocks that it has.
+If all holders have all blocks of the wave, only the lengths of the tracks depend on times. The blocks are dealt in turn
+(0, 2, 4 and 1, 3, 5): they stay as close to their preferred slots as the lengths allow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary
@@ -34,11 +33,10 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     remaining = local.model.bands.permitted(itinerary.remaining)
     tracks = _tracks(itinerary, remaining, name, local, _helpers(remaining, candidates))
     wave = {block for track in tracks for block in track.blocks}
-    assigned = assign_blocks(
-        [block for block in remaining if block in wave],
-        [len(track.blocks) for track in tracks],
-        [track.allowed for track in tracks],
-    )
+    ordered = [block for block in remaining if block in wave]
+    assigned = [tuple(block for block in ordered if block in track.blocks) for track in tracks]
+    if all(track.allowed >= wave for track in tracks):
+        assigned = deal(ordered, [len(track.blocks) for track in tracks])
     for track, blocks in zip(tracks, assigned, strict=True):
         track.blocks = blocks
     return tracks
@@ -58,7 +56,7 @@ def _tracks(
 ) -> list[PlannedTrack]:
     """Return the tracks of the next wave, with ``name`` first; none if it can run no block itself.
 
-    Lengths and times are final, the choice of blocks is not.
+    Lengths and times are final; blocks may still be exchanged between tracks.
     """
     own = PlannedTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
     if not own.allowed:
@@ -147,58 +145,10 @@ def best_joiner(
     return candidates[min(options)[2]] if options else None
 
 
-# Blocks of each track.
-
-
-def assign_blocks(
-    blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """Assign ``blocks``, given in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
-
-    ``allowed`` has the blocks of each track's holder. There has to be such an assignment.
-    """
-    tracks: list[list[int]] = [[] for _ in lengths]
-    for block, track in zip(blocks, _assigned(blocks, lengths, allowed), strict=True):
-        tracks[track].append(block)
-    return tuple(map(tuple, tracks))
-
-
-def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int]:
-    """Return the track of each block, always the shortest possible."""
-    track_of: list[int] = []
-    held = [0] * len(lengths)
-    for at, block in enumerate(blocks):
-        free = [k for k, length in enumerate(lengths) if held[k] < length and block in allowed[k]]
-        if free:
-            track = min(free, key=held.__getitem__)
-            track_of.append(track)
-        else:
-            track_of.append(-1)
-            track = _make_room(at, track_of, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
-        held[track] += 1
-    return track_of
-
-
-def _make_room(
-    at: int, track_of: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
-) -> int:
-    """Place block ``at`` by moving others along the shortest chain of tracks (an augmenting path).
-
-    Return the track that becomes longer.
-    """
-    came: dict[int, int] = {}
-    queue = [at]
-    for mover in queue:
-        for track, has in enumerate(allowed):
-            if track in came or blocks[mover] not in has:
-                continue
-            came[track] = mover
-            if room[track]:
-                last = track
-                while True:
-                    mover = came[track]
-                    track, track_of[mover] = track_of[mover], track
-                    if mover == at:
-                        return last
-            queue += [other for other in range(at - 1, -1, -1) if track_of[other] == track]
-    raise ValueError(f"blocks {list(blocks)} have no assignment to holders of {list(map(list, allowed))}")
+def deal(blocks: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Deal blocks, given in the preferred order, to tracks of ``lengths`` blocks, each to the shortest track so far."""
+    dealt: list[tuple[int, ...]] = [() for _ in lengths]
+    for block in blocks:
+        open_tracks = (track for track, length in enumerate(lengths) if len(dealt[track]) < length)
+        dealt[min(open_tracks, key=lambda track: len(dealt[track]))] += (block,)
+    return dealt

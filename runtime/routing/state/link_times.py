@@ -47,8 +47,6 @@ class LinkTimes:
     _at: float = 0.0
     _last_us: float = 0.0
     _trip_at: float = 0.0
-    _expected: tuple[float, int] = (-1.0, 0)
-    """Time and result of the latest :meth:`expected_us`: a decision needs it several times."""
 
     def accepted_after(self, seconds: float, now: float) -> None:
         """Update the time of a transfer from a new measurement."""
@@ -59,7 +57,6 @@ class LinkTimes:
         else:
             self.usual_us = took
         self._at, self._last_us = now, took
-        self._expected = (now, round(self.usual_us))
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
         """Update the time of a trip from a track that took ``seconds``, ``inside_us`` of them in queue and engine."""
@@ -70,12 +67,7 @@ class LinkTimes:
 
     def expected_us(self, now: float) -> int:
         """Return the expected time of a transfer; an old measurement fades."""
-        at, expected = self._expected
-        if at != now:
-            usual = self.usual_us
-            expected = round(faded(usual, now - self._at)) if usual else 0
-            self._expected = (now, expected)
-        return expected
+        return round(faded(self.usual_us, now - self._at)) if self.usual_us else 0
 
     def expected_trip_us(self, now: float) -> int:
         """Return the expected time of both transfers of a track; an old measurement fades.

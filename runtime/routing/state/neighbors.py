@@ -156,10 +156,6 @@ class Neighbor:
             self.all.silent[self.name] = None
         return self.pause.until
 
-    def is_alive(self) -> None:
-        """End a pause for silence, after a sign of life."""
-        self.pause.end(PauseReason.SILENT)
-
     def has_worked(self) -> None:
         """End any pause, after it has run blocks or passed tokens on."""
         self.pause.end()

@@ -30,7 +30,7 @@ def test_the_error_has_tensorrts_reason_and_the_progress_is_reported(bundle, gpu
             bundle, "block 0", kind="tensorrt", on_step=lambda _done, _total, text: reported.append(text)
         ).close()
     assert (reported.pop(0), reported.pop()) == ("block 0", "ready")
-    assert reported[0] == "block 0: building an engine: this file has none yet"
+    assert reported[0].startswith("block 0: building an engine for TensorRT ")
     assert "block 0: Building Engine, step 1 of 2" in reported
     assert reported[-1].startswith("block 0: ready after ")
     assert [f"{record.part}: {record.status}" for record in caplog.records if record.message == "engine"] == reported
@@ -80,7 +80,7 @@ def test_another_number_of_multiprocessors_needs_engines_and_times_of_its_own(bu
     reported = []
     for gpu.multiprocessors in (8, 4):
         open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()
-    assert any("the number of multiprocessors was 8, is 4" in text for text in reported)
+    assert sum("building an engine" in text for text in reported) == 2
     assert len(list(default_folder().glob("*.timing"))) == 2
 
 

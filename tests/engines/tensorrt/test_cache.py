@@ -48,50 +48,48 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
     assert cache.get(other, builder(calls, b"other"), reported.append) == b"other"
     assert cache.get(KEY, never) == b"engine"
     assert calls == [b"", b"t"]
-    assert reported == ["building an engine: this file has none yet"] * 2
+    assert reported == ["building an engine for TensorRT 10.3.0 on Orin"] * 2
     assert not [path for path in cache.folder.iterdir() if path.name.endswith(".part")]
     assert cache.folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o022 == 0 for path in cache.folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        ({"multiprocessors": 6}, "the number of multiprocessors was 8, is 6"),
-        ({"board": "NVIDIA Jetson Orin NX"}, "the board was NVIDIA Jetson Orin Nano, is NVIDIA Jetson Orin NX"),
-        ({"tensorrt": "10.7.0"}, "TensorRT was 10.3.0, is 10.7.0"),
-        ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
-        ({"profiles": ((1, 1, 8),)}, "the batch profiles was ((1, 1, 1), (2, 8, 8)), is ((1, 1, 8),)"),
-        ({"workspace": 1 << 20}, "the workspace was 1073741824, is 1048576"),
-        ({"system": "Linux riscv64"}, "is Linux riscv64"),
+        {"multiprocessors": 6},
+        {"board": "NVIDIA Jetson Orin NX"},
+        {"tensorrt": "10.7.0"},
+        {"gpu": "Thor", "capability": "11.0"},
+        {"profiles": ((1, 1, 8),)},
+        {"workspace": 1 << 20},
+        {"system": "Linux riscv64"},
     ],
 )
-def test_a_change_of_anything_in_the_key_builds_the_engine_again_and_reports_the_reason(cache, change, words):
+def test_a_change_of_anything_in_the_key_builds_the_engine_again(cache, change):
     cache.get(KEY, builder([]))
-    reported, calls = [], []
-    cache.get(msgspec.structs.replace(KEY, **change), builder(calls), reported.append)
+    calls = []
+    cache.get(msgspec.structs.replace(KEY, **change), builder(calls))
     assert len(calls) == 1
-    assert words in reported[0]
     assert cache.get(KEY, never) == b"engine"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    "spoil",
     [
-        (lambda engine, note: engine.write_bytes(b"engine2"), "damaged"),
-        (lambda engine, note: engine.write_bytes(b""), "damaged"),
-        (lambda engine, note: engine.unlink(), "missing"),
-        (lambda engine, note: note.write_bytes(note.read_bytes()[:-9]), "damaged"),
-        (lambda engine, note: note.unlink(), "this file has none yet"),
+        lambda engine, note: engine.write_bytes(b"engine2"),
+        lambda engine, note: engine.write_bytes(b""),
+        lambda engine, note: engine.unlink(),
+        lambda engine, note: note.write_bytes(note.read_bytes()[:-9]),
+        lambda engine, note: note.unlink(),
     ],
 )
-def test_a_damaged_entry_is_built_again(cache, spoil, words):
+def test_a_damaged_entry_is_built_again(cache, spoil):
     cache.get(KEY, builder([]))
     spoil(cache.folder / f"{KEY.digest()}.engine", cache.folder / f"{KEY.digest()}.json")
-    reported, calls = [], []
-    assert cache.get(KEY, builder(calls), reported.append) == b"engine"
+    calls = []
+    assert cache.get(KEY, builder(calls)) == b"engine"
     assert len(calls) == 1
-    assert words in reported[0]
     assert cache.get(KEY, never) == b"engine"
 
 
