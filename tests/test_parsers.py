@@ -36,7 +36,7 @@ pytestmark = pytest.mark.release
 PEERS = {
     "sources": [{"name": "laptop", "public_key": "a" * 40, "may_push": True}],
     "peers": [
-        {"name": name, "address": f"tcp://10.0.0.{index}:5555", "blocks": blocks, "public_key": name * 40, "cpus": [0]}
+        {"name": name, "address": f"tcp://10.0.0.{index}:5555", "blocks": blocks, "public_key": name * 40}
         for index, (name, blocks) in enumerate((("b", "stem, 0-5"), ("c", [6, 7]), ("d", "all")), 1)
     ],
     "heartbeat": {"timeout_ms": 1000, "slowest_mbit": 1.5},

@@ -39,7 +39,7 @@ class Group(click.Group):
 DEBUG = "ls_edge.debug"
 """Key of a context's ``meta`` whose value is whether ``--debug`` was given."""
 RARE = frozenset(
-    ("batch_size", "cpus", "engine", "images", "insecure", "log_json", "provider", "seed", "strict_bundle",
+    ("batch_size", "engine", "images", "insecure", "log_json", "provider", "seed", "strict_bundle",
      "threads", "token_file", "wait", "workers")
 )  # fmt: skip
 """Parameters that ``--help`` leaves out and ``--help-all`` shows, besides those of a command's ``rare``."""

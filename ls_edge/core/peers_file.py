@@ -61,27 +61,11 @@ Threads = Annotated[int, Meta(ge=1, le=1024)]
 GpuBytes = Annotated[int, Meta(ge=2**20, le=2**50)]
 
 
-class Numbers(tuple[int, ...]):
-    """Blocks or cores in ascending order; in a file, a list of numbers or text such as ``"0-3,7"``."""
+class HeldParts(tuple[int, ...]):
+    """Numbers of the parts that a peer holds, in ascending order.
 
-    @classmethod
-    def parse(cls, value: Any) -> Numbers:
-        """Parse a value from a file; raise ValueError unless it is a list of distinct numbers."""
-        try:
-            numbers = parse_ranges(value) if isinstance(value, str) else value
-            if not 0 < len(numbers) == len(set(numbers)) or not all(
-                type(number) is int and 0 <= number < _ALL for number in numbers
-            ):
-                raise ValueError(value)
-        except (TypeError, ValueError):
-            raise ValueError(
-                'list at least one number, each once, counted from 0, for example [0, 1, 2] or "0-2,7"'
-            ) from None
-        return cls(sorted(numbers))
-
-
-class HeldParts(Numbers):
-    """Numbers of the parts that a peer holds; a file can name ``stem``, ``head``, and ``all`` (all parts)."""
+    In a file, a list of blocks or text such as ``"0-3,7"``, with ``stem`` and ``head``, or ``all`` (all parts).
+    """
 
     @classmethod
     def parse(cls, value: Any) -> HeldParts:
@@ -91,11 +75,11 @@ class HeldParts(Numbers):
         words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
         ends = [part for part, name in ENDS.items() if isinstance(words, list) and name in words]
         if not ends:
-            return cls(super().parse(value))
+            return cls(_blocks(value))
         rest = [word for word in words if word not in ENDS.values()]
         if len(ends) + len(rest) < len(words):
             raise ValueError("list stem and head once each")
-        return cls((*(super().parse(",".join(rest) if isinstance(value, str) else rest) if rest else ()), *ends))
+        return cls((*(_blocks(",".join(rest) if isinstance(value, str) else rest) if rest else ()), *ends))
 
     def of_model(self, num_blocks: int) -> HeldParts:
         """Replace ``all`` by the parts of a model of ``num_blocks`` blocks."""
@@ -112,6 +96,17 @@ class HeldParts(Numbers):
         return tuple(part for part in self.listed if part not in ENDS)
 
 
+def _blocks(value: Any) -> list[int]:
+    """Return blocks in ascending order; raise ValueError unless ``value`` lists distinct numbers."""
+    try:
+        numbers = parse_ranges(value) if isinstance(value, str) else value
+        if 0 < len(numbers) == len(set(numbers)) and all(type(n) is int and 0 <= n < _ALL for n in numbers):
+            return sorted(numbers)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError('list at least one number, each once, counted from 0, for example [0, 1, 2] or "0-2,7"')
+
+
 class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
@@ -120,8 +115,6 @@ class _ProcessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     threads: Threads | None = None
     gpu_mem_limit: GpuBytes | None = None
     """Bytes of GPU working memory for all engines of the process."""
-    cpus: Numbers | None = None
-    """Cores that run the engines and no other threads of ls-edge."""
 
 
 class SourceEntry(_ProcessEntry, frozen=True, forbid_unknown_fields=True):

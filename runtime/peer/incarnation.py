@@ -22,6 +22,7 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.inspector import Inspector
+from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MAX_DOCUMENT, MINOR, Findings, Hello, Inspect
@@ -80,7 +81,7 @@ class Incarnation:
         self.machine = _new_machine(setup, self._greeting.blocks)
         self._inspector: Inspector | None = None
         self._decoder: Decoder | None = None
-        with setup.cores.others():
+        with batch_scheduling():
             self.node = self._new_node()
             if setup.settings.examine is not None:
                 self._inspector = Inspector(setup.settings.examine, self._measure, self.node.send_to, self.node.wake)
@@ -92,7 +93,7 @@ class Incarnation:
         if installer is not None:
             installer.attach(self.node, self.machine, serves=serves)
         names = f"links of {setup.entry.name}", f"engine of {setup.entry.name}"
-        self._threads: LoopThreads[_Result] = LoopThreads(self._loop(), self.node.wake, names=names, cores=setup.cores)
+        self._threads: LoopThreads[_Result] = LoopThreads(self._loop(), self.node.wake, names=names)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
@@ -129,7 +130,7 @@ class Incarnation:
 
         ``look`` is called by this thread about five times a second.
         """
-        with self.setup.cores.others():
+        with batch_scheduling():
             self._threads.start()
             try:
                 while not wait([self._threads.ended], _SIGNALS_EVERY_S).done:

@@ -24,10 +24,10 @@ from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import EngineChoice, OnChoice, announce, open_block_engines
 from ls_edge.runtime.peer.bundles import StoredBundle
-from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.incarnation import Incarnation
+from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
@@ -76,7 +76,7 @@ class Peer:
         """Listen with a bundle, or open the folder of a store. Raise :class:`LinkError` if the port is in use."""
         self.name = name
         entry = peers.peer(name)
-        self._setup = PeerSetup(peers, entry, keys, EngineCores.of(peers, entry), settings or PeerSettings())
+        self._setup = PeerSetup(peers, entry, keys, settings or PeerSettings())
         self._fallback: PeerSetup | None = None
         """The last setup with which the peer was warm; None if that is the present one."""
         self._given = bundle
@@ -98,7 +98,7 @@ class Peer:
                 "source with a key, or start with --bundle"
             )
         opened = Store(store, entry.blocks)
-        with self.cores.others():  # the thread of the installer stays on them
+        with batch_scheduling():
             self._stored = StoredBundle(opened, self._setup, lambda: self._setup, self._use)
         self._setup = self._stored.adopt(self._setup)
         opened.blocks = self.entry.blocks
@@ -135,11 +135,6 @@ class Peer:
     def entry(self) -> PeerConfig:
         """The entry of this peer in :attr:`peers`."""
         return self._setup.entry
-
-    @property
-    def cores(self) -> EngineCores:
-        """Cores of the engine and of the other threads."""
-        return self._setup.cores
 
     @property
     def machine(self) -> PeerMachine:

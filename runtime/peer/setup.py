@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from ls_edge.core.bundle import SCHEMA, Bundle, ImageSpec, Manifest, PartFile, PartFiles, TokenSpec
 from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
-from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.inspector import Examine
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.keys import KeyPair
@@ -49,7 +48,6 @@ class PeerSetup:
     peers: PeersFile
     entry: PeerConfig
     keys: KeyPair | None
-    cores: EngineCores
     settings: PeerSettings
     bundle: Bundle | None = None
     """The served bundle; None without one."""
@@ -74,9 +72,7 @@ class PeerSetup:
         older: tuple[PeersFile, ...] = (),
     ) -> PeerSetup:
         """Return the setup with another file and key pair; raise :class:`ConfigError` if the file does not fit."""
-        entry = peers.peer(self.entry.name)
-        cores = self.cores if entry == self.entry else EngineCores.of(peers, entry)
-        return replace(self, peers=peers, entry=entry, keys=keys, cores=cores, newer=newer, older=older)
+        return replace(self, peers=peers, entry=peers.peer(self.entry.name), keys=keys, newer=newer, older=older)
 
     def needs_reopening(self, after: PeerSetup) -> bool:
         """Return whether a peer has to open its links or engines again to use another setup."""

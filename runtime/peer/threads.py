@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ls_edge.device.worker import JobQueue, introduce_thread
-from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.scheduling import batch_scheduling
 
 T = TypeVar("T")
 
@@ -47,17 +47,12 @@ class LoopThreads(JobQueue[T]):
         wake: Callable[[], None],
         *,
         names: tuple[str, str],
-        cores: EngineCores,
     ) -> None:
-        """Call ``wake`` after each job of the worker; ``names`` are the names of the loop's thread and the worker.
-
-        If ``cores`` reserves some for the engine, the worker runs all jobs there.
-        """
+        """Call ``wake`` after each job of the worker; ``names`` are the names of the loop's thread and the worker."""
         super().__init__()
         self.ended: Future[None] = Future()
         """Future of the end of the loop; it has the exception that the loop raised."""
         self._loop, self._wake = loop, wake
-        self._cores = cores
         self._short: deque[tuple[Callable[[], T | None], bool]] = deque()
         """Jobs for the loop's thread, and whether each is urgent if the worker has to run it."""
         self._threads = tuple(
@@ -70,10 +65,9 @@ class LoopThreads(JobQueue[T]):
 
     def start(self) -> None:
         """Start both threads; :meth:`close` ends them."""
-        with self._cores.others():
-            self._threads[0].start()
-        with self._cores.on_engine():
-            self._threads[1].start()
+        with batch_scheduling():
+            for thread in self._threads:
+                thread.start()
 
     def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the loop's thread, or for the worker if that thread is not free; it must not raise."""
@@ -98,7 +92,7 @@ class LoopThreads(JobQueue[T]):
     @property
     def may_run_here(self) -> bool:
         """Whether the loop's thread may run a short job: the worker is free and can take over the loop."""
-        return self._is_waiting and not self and not self._cores.engine
+        return self._is_waiting and not self
 
     @property
     def is_loop(self) -> bool:

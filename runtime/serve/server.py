@@ -16,7 +16,7 @@ from aiohttp import web
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
 from ls_edge.device.worker import introduce_thread
-from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.serve.listener import url_of
 
 IDLE_S = 75.0
@@ -46,16 +46,15 @@ class HttpServer(Closing):
         application: web.Application,
         *,
         tls: Certificate | None = None,
-        cores: EngineCores | None = None,
     ) -> None:
-        """Serve on a listening socket and take ownership of it. The thread avoids the engine's cores."""
+        """Serve on a listening socket and take ownership of it."""
         self.url = url_of(listener, "https" if tls else "http")
         self._listener = listener
         self._application = application
         self._tls = tls
         self._end: Future[float] = Future()
         """Result: the time that requests in progress get, in seconds."""
-        with (cores or EngineCores()).others():  # threads started here stay on these cores
+        with batch_scheduling():
             self._thread = threading.Thread(target=self._run, name="http", daemon=True)
             self._thread.start()
 

@@ -24,7 +24,7 @@ from ls_edge.core.errors import SourceClosed
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
-from ls_edge.runtime.peer.cores import EngineCores
+from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State
@@ -107,15 +107,14 @@ class SourceLoop:
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
         recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
-        self.cores = EngineCores.of(peers, peers.source(name))
-        with self.cores.on_engine():  # the threads of the engine library stay on these cores
+        with batch_scheduling():  # for the threads of the engine library, too
             entry = peers.source(name) or SourceEntry(name)
             self.engines = None if source.is_thin else StemAndHead(bundle, settings, entry)
         if self.engines is not None:
             machine.custody.own_us = self.engines.usual_us[HEAD]
         itineraries = Itineraries(alias, settings, bundle, is_thin=source.is_thin)
         greeting = Hello(alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
-        with self.cores.others():  # threads started here stay on these cores
+        with batch_scheduling():
             self.node = Node(
                 NodeSettings(alias, "source", peers, manifest, source.keys, settings.strict_bundle),
                 machine,
@@ -129,7 +128,7 @@ class SourceLoop:
             self.node.driver.on_note = self.monitor.on_note
             self.auditor = None if recomputation is None else Auditor(settings.audit, recomputation)
             self._threads: LoopThreads[PartResult] = LoopThreads(
-                self._run(), self.node.wake, names=("source", "stem and head"), cores=self.cores
+                self._run(), self.node.wake, names=("source", "stem and head")
             )
             max_inflight, classes = settings.max_inflight, manifest.classes
             self.requests = Requests(

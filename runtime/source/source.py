@@ -46,7 +46,6 @@ from ls_edge.runtime.transport.zap import read_again
 
 if TYPE_CHECKING:
     from ls_edge.data.any_image import Image
-    from ls_edge.runtime.peer.cores import EngineCores
     from ls_edge.runtime.source.stem_and_head import StemAndHead
     from ls_edge.runtime.transport.outbox import LinkCounts
 
@@ -231,11 +230,6 @@ class Source(Closing):
     def engines(self) -> StemAndHead | None:
         """Engines of stem and head; None if peers run them."""
         return self._loop.engines
-
-    @property
-    def cores(self) -> EngineCores:
-        """Cores of the engines and of the other threads."""
-        return self._loop.cores
 
     @property
     def link_counts(self) -> LinkCounts:

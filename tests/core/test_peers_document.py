@@ -18,7 +18,7 @@ SECTIONS = {
 }
 NONE = {
     "provider": "the best available", "threads": "the engine's choice",
-    "public_key": "none", "gpu_mem_limit": "none", "A source: threads": "one", "cpus": "all cores",
+    "public_key": "none", "gpu_mem_limit": "none", "A source: threads": "one",
     "interval_ms": "a quarter of `timeout_ms`, at most 250",
 }  # fmt: skip
 BY_OTHERS = {"bind": "the `address`", "credits": "four times `max_batch`, at least 16"}

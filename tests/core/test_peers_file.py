@@ -43,7 +43,6 @@ peers:
     engine: tensorrt
     provider: CUDAExecutionProvider
     threads: 2
-    cpus: "4-5,2"
     max_batch: 4
     batch_wait_ms: 1.5
     codec: fp16
@@ -56,7 +55,6 @@ peers:
     assert (first.address, first.bind) == ("tcp://10.0.0.11:5555", "tcp://0.0.0.0:5555")
     assert (first.engine, first.provider, first.threads) == ("tensorrt", "CUDAExecutionProvider", 2)
     assert (first.codec, first.max_batch, first.batch_wait_ms, first.credits) == ("fp16", 4, 1.5, 8)
-    assert (first.cpus, second.cpus) == ((2, 4, 5), None)
     assert second.blocks == (1, 3)
     assert second.bind == second.address
     assert (second.engine, second.codec, second.max_batch) == ("auto", "raw", 1)
@@ -170,11 +168,6 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + peer(blocks="[-1]"), 4, 13, "counted from 0"),
         ("peers:\n" + peer(blocks="[0, x]"), 4, 13, "blocks is [0, 'x']; list at least one number"),
         ("peers:\n" + peer(more="threads: 0"), 5, 14, "threads is 0; it has to be a whole number from 1 to 1024"),
-        ("peers:\n" + peer(more="cpus: 3-x"), 5, 11, "cpus is '3-x'; list at least one number, each once"),
-        ("peers:\n" + peer(more="cpus: []"), 5, 11, "cpus is []; list at least one number"),
-        ("peers:\n" + peer(more="cpus: [1, 1]"), 5, 11, "each once, counted from 0"),
-        ("peers:\n" + peer(more="cpus: [-1]"), 5, 11, 'counted from 0, for example [0, 1, 2] or "0-2,7"'),
-        ("peers:\n" + peer(more="cpus: 2"), 5, 11, "cpus is 2; list at least one number"),
         ("peers:\n" + peer(more="max_batch: 0"), 5, 16, "max_batch is 0; it has to be a whole number"),
         ("peers:\n" + peer(more="credits: -1"), 5, 14, "credits is -1; it has to be a whole number from 1 to 65535"),
         (

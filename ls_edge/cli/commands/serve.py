@@ -128,7 +128,7 @@ def command(
         stack.callback(service.close)
         application = Api(service, access, Bodies(max_body), access_log=access_log).application
         stop = stack.enter_context(interrupts.StopRequest())
-        server = stack.enter_context(HttpServer(listener, application, tls=tls, cores=source.cores))
+        server = stack.enter_context(HttpServer(listener, application, tls=tls))
 
         parts = {f"{peers} and the bundle": source.reload}
         if token_file is not None:

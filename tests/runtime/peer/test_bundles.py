@@ -10,7 +10,6 @@ from ls_edge.core.errors import BundleError, EngineError, LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.bundles import StoredBundle
-from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.store.store import Store
 
@@ -21,7 +20,7 @@ class Board:
     def __init__(self, folder, file, keys):
         entry = file.peer("a")
         self.store = Store(folder, entry.blocks)
-        self.setup = PeerSetup(file, entry, keys["a"], EngineCores.of(file, entry), PeerSettings())
+        self.setup = PeerSetup(file, entry, keys["a"], PeerSettings())
         self.bundles = StoredBundle(self.store, self.setup, lambda: self.setup, lambda _: False)
 
     def apply(self, path, version, *, is_accepted=False):

@@ -8,12 +8,9 @@ import pytest
 
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.runtime.peer import incarnation, threads
-from ls_edge.runtime.peer.cores import EngineCores
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.source import requests
 from tests.faults.engines import Faults
-
-NO_CORES = EngineCores()
 
 
 def me():
@@ -23,9 +20,9 @@ def me():
 class Loop:
     """A loop that yields the jobs of a list and records their results, until it is stopped."""
 
-    def __init__(self, cores=NO_CORES):
+    def __init__(self):
         self.short, self.found, self.turns, self.stopped = [], [], [], threading.Event()
-        self.threads = LoopThreads(self._turns(), lambda: None, names=("loop", "worker"), cores=cores)
+        self.threads = LoopThreads(self._turns(), lambda: None, names=("loop", "worker"))
         self.threads.start()
 
     def _turns(self):
@@ -130,7 +127,7 @@ def test_an_error_of_the_loop_is_kept_and_both_threads_end():
         yield
         raise ValueError("in the loop")
 
-    threads = LoopThreads(broken(), lambda: None, names=("loop", "worker"), cores=EngineCores())
+    threads = LoopThreads(broken(), lambda: None, names=("loop", "worker"))
     threads.start()
     with pytest.raises(ValueError, match="in the loop"):
         threads.ended.result(10)
