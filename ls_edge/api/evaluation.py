@@ -15,7 +15,7 @@ from ls_edge.core.text import counted, format_bands
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.evaluation.evaluate import evaluate as measure
-from ls_edge.evaluation.measure import blocks_to_run
+from ls_edge.evaluation.measure import starts_of
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.report.evaluation import evaluation_remarks, print_evaluation
@@ -67,7 +67,7 @@ def evaluate(
 
             found = measure(opened.blocks, opened.batches(some), plan, opened.record.classes, on_batch=tell)
             in_force = opened.settings(some, plan.bands)
-            in_force |= {"keep": list(plan.keep), "block_runs": blocks_to_run(orders)}
+            in_force |= {"keep": list(plan.keep), "block_runs": len(starts_of(orders))}
             results.append(msgspec.structs.replace(found, skipped=len(opened.skipped), settings=in_force))
     result = results[0] if len(results) == 1 else aggregate(results)
     named = {"name": Path(model).name, "settings": {**result.settings, "of": printable(model)}}

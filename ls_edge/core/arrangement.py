@@ -16,7 +16,7 @@ The slot of a block is the number of blocks that ran before it on its own path, 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,14 +68,6 @@ class Arrangement:
     def order(self) -> tuple[int, ...]:
         """All blocks, wave by wave and track by track; for a plain order, the order in which they run."""
         return tuple(block for wave in self.waves for track in wave for block in track)
-
-    def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield ``(block, slot)`` for each block, in the order of :attr:`order`."""
-        before = 0
-        for wave in self.waves:
-            for track in wave:
-                yield from ((block, before + position) for position, block in enumerate(track))
-            before += sum(len(track) for track in wave)
 
 
 def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int], T]) -> T:

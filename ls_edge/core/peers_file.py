@@ -173,11 +173,6 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """Time limit of an attempt to dial, which bounds the round-trip time of usable links."""
         return max(500, self.timeout_ms // 2)
 
-    @property
-    def handshake_ms(self) -> int:
-        """Time limit of a handshake, which takes three round trips after dialing if there are keys."""
-        return 4 * self.connect_ms
-
     def transfer_s(self, frame_bytes: int) -> float:
         """Return the seconds that a frame takes on the slowest link."""
         return frame_bytes * 8e-6 / self.slowest_mbit
@@ -278,11 +273,6 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         """Return the file without the blocks that a model of ``blocks`` blocks lacks but another model may have."""
         kept = ((peer, HeldParts(part for part in peer.blocks if part < blocks or part in ENDS)) for peer in self.peers)
         return replace(self, peers=tuple(replace(peer, blocks=held) for peer, held in kept))
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether some peer holds the stem, so that images travel."""
-        return any(STEM in peer.blocks for peer in self.peers)
 
     def source_with_key(self, public_key: bytes) -> SourceEntry:
         """Return the source with this public key; raise :class:`UsageError` if no source has it."""

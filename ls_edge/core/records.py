@@ -191,10 +191,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     @property
     def hops(self) -> int:
         """Number of transfers of tokens, including the return to the source and two per track of another holder."""
-        if self.visits:
-            return hops_of(self.visits)
-        holders = [holder for _, holder in self.steps]
-        return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
+        return hops_of(self.visits)
 
 
 def hops_of(visits: Sequence[Visit]) -> int:

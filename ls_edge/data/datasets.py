@@ -6,8 +6,7 @@ An :class:`ImageSet` lists images; reading one returns encoded bytes or raw pixe
 - a folder of class folders, or a tar of it: the top-level folder is the class, and deeper folders become part of the
   image names. A tar may wrap everything in additional folders and contain one tar per class;
 - a folder or tar with a training and a held-out split (:func:`split_of`), each of which may be a tar. Other splits are
-  refused, since they would become classes. A held-out split without class folders, as in ImageNet's archive, is labeled
-  by one of :data:`LABEL_FILES` next to it;
+  refused, since they would become classes;
 - a flat folder or tar of images, or a single image; without labels, there is no accuracy;
 - a video file, frame by frame, and the newest frame of a camera or network stream (``ls_edge.data.camera``);
 - ``digits``, which is part of the package (``assets/digits.md``);
@@ -56,8 +55,6 @@ from ls_edge.data.timm_data import read_named
 if TYPE_CHECKING:
     from PIL import Image
 
-LABEL_FILES = ("LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt")
-"""Lists of the classes of ImageNet's validation images: Kaggle's (by file name) and TensorFlow's (in order)."""
 MAX_LIST = 64_000_000
 """Maximum bytes of a list of classes, a line each."""
 _TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
@@ -225,7 +222,7 @@ def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSe
     if not image_set.classes:
         raise DataError(
             f"{image_set.source} has images but no class folders, so there is no accuracy to measure; put the images "
-            f"of each class in a folder, or a list of classes next to the split ({' or '.join(LABEL_FILES)})"
+            "of each class in a folder"
         )
     return match_classes(image_set, model_classes)
 
@@ -280,8 +277,6 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
     unused = {path: path.split("/")[0] for path in listing.images if path.split("/")[0] not in used}
     inner, wrapper = unwrap(expand(listing.below(f"{name}/"), where))
     where += f"/{wrapper}" if wrapper else ""
-    if which == "val" and not is_tar and not any("/" in path for path in inner.images):
-        inner.images = _labeled(inner.images, Path(source))
     inner.ignored.update(
         {f"../{path}": f"in {printable(top)}" if "/" in path else STRAY for path, top in unused.items()}
     )
@@ -304,31 +299,6 @@ def _refuse_splits(listing: Listing, source: str, inside: str) -> None:
             f"{f' (each has {_some(sorted(shared))})' if everywhere else ''}; give one of them, such as "
             f"{inside}{tops[0]}, or call one 'train' and one 'val'"
         )
-
-
-def _labeled(tree: dict[str, ImageFile], folder: Path) -> dict[str, ImageFile]:
-    """Assign classes to images without class folders by a list in ``folder``, if there is one."""
-    path = next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
-    if path is None or not tree:
-        return tree
-    lines = [
-        line.replace(",", " ").split() for line in read_file(path, MAX_LIST).decode("utf-8", "replace").splitlines()
-    ]
-    lines = [words for words in lines if words and words[0] != "ImageId"]
-    names = sorted(tree)
-    if all(len(words) == 1 for words in lines):
-        if len(lines) != len(names):
-            raise DataError(
-                f"{path} lists {counted(len(lines), 'class', 'classes')}, there are "
-                f"{counted(len(names), 'image')}; use the whole set"
-            )
-        classes = {Path(name).stem: words[0] for name, words in zip(names, lines, strict=True)}
-    else:
-        classes = {Path(words[0]).stem: words[1] for words in lines if len(words) > 1}
-    missing = [name for name in names if Path(name).stem not in classes]
-    if missing:
-        raise DataError(f"{path} has no class for {_some(missing)}; add a line for each, or remove the images")
-    return {f"{classes[Path(name).stem]}/{name}": tree[name] for name in names}
 
 
 def _image_set(

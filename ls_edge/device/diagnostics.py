@@ -78,17 +78,16 @@ def worst(findings: list[Finding]) -> Status:
     return max((finding.status for finding in findings), key=("ok", "warn", "bad").index, default="ok")
 
 
-def judged(what: str, detail: str, fix: str | None, otherwise: Status = "warn") -> Finding:
-    """Return a finding with the status ``ok`` if there is no fix, otherwise ``otherwise``."""
-    return Finding("ok" if fix is None else otherwise, what, detail, fix)
+def judged(what: str, detail: str, fix: str | None) -> Finding:
+    """Return a finding with the status ``ok`` if there is no fix, otherwise ``warn``."""
+    return Finding("ok" if fix is None else "warn", what, detail, fix)
 
 
 def check_python() -> Iterator[Finding]:
-    """Check the version of Python."""
+    """Name the version of Python."""
     version = platform.python_version()
     detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
-    fix = None if numbers(version) >= (3, 10) else "install Python 3.10 or newer and recreate the environment with it"
-    yield judged("Python", detail, fix, "bad")
+    yield Finding("ok", "Python", detail)
 
 
 def check_packages() -> Iterator[Finding]:

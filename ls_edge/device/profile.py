@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from ls_edge.core.errors import DataError
-from ls_edge.core.validation import InvalidDocument, decode_json, read_json
+from ls_edge.core.validation import InvalidDocument, read_json
 from ls_edge.device.sensors import DeviceState
 
 SCHEMA = 1
@@ -165,8 +165,3 @@ def load_profile(path: str | Path) -> DeviceProfile:
     if not any(part.part.startswith("block ") for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found
-
-
-def read_profile(raw: bytes) -> DeviceProfile:
-    """Decode a profile that a peer sent; raise :class:`InvalidDocument` if it is invalid."""
-    return decode_json(raw, DeviceProfile, SCHEMA)

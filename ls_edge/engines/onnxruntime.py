@@ -28,7 +28,7 @@ from ls_edge.device.thread_limit import can_start_threads
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
-from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, switch_off_tf32, why_not
+from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, why_not
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
 
 KEPT_QUEUED = 32
@@ -58,7 +58,7 @@ def open_session(
     provider, asked = provider.partition(":")[0], provider
     _check_provider(ort, model, part, provider)
     if memory_of(provider) == "cuda":
-        switch_off_tf32()
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # not all of NVIDIA's providers have an option
         preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4

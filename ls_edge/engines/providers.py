@@ -12,7 +12,6 @@ import ctypes
 import functools
 import io
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ log = logging.getLogger("ls_edge.engines")
 CPU, CUDA, OPENVINO = "CPUExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider"
 NOT_USED = ("AzureExecutionProvider", "TensorrtExecutionProvider")
 """Providers that send tensors to a web service, or choose the precision of layers."""
-_SHORT = {"cpu": CPU, "cuda": CUDA}
+SHORT = {"cpu": CPU, "cuda": CUDA}
+"""Providers by their short names."""
 _MEMORY = {
     CUDA: "cuda",
     "NvTensorRTRTXExecutionProvider": "cuda",
@@ -33,11 +33,6 @@ _MEMORY = {
     "WebGpuExecutionProvider": "webgpu",
 }
 """Memory of each provider by its name in ``OrtValue``; all other providers use CPU memory."""
-
-
-def full_name(provider: str) -> str:
-    """Return ONNX Runtime's name for ``cpu`` and ``cuda``; return other names unchanged."""
-    return _SHORT.get(provider.lower(), provider)
 
 
 def memory_of(provider: str) -> str:
@@ -67,14 +62,6 @@ def providers_of(
         if threads is not None:
             chosen["num_of_threads"] = str(threads)
     return [(name, chosen), *([] if name == CPU else [(CPU, {})])]
-
-
-def switch_off_tf32() -> None:
-    """Disable TF32 for NVIDIA's libraries in this process; not all of their ONNX Runtime providers have an option.
-
-    The libraries read the environment variable on first use.
-    """
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 @functools.cache

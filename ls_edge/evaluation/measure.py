@@ -73,31 +73,14 @@ class Measure:
         """End a batch."""
 
 
-class Mean:
-    """Running mean."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, total: float, count: int) -> None:
-        """Add the sum of ``count`` values."""
-        self.total += total
-        self.count += count
-
-    @property
-    def mean(self) -> float | None:
-        """The mean; None without values or if it is not finite."""
-        value = self.total / self.count if self.count else math.nan
-        return value if math.isfinite(value) else None
-
-
 class Scores(Measure):
     """Accuracy and loss of each order."""
 
     def __init__(self, orders: Iterable[Order]) -> None:
         self.orders = dict.fromkeys(orders)
         self._counts: dict[Order, Floats] = {}
-        self._loss = {order: Mean() for order in self.orders}
+        self._loss = dict.fromkeys(self.orders, 0.0)
+        """Sum of the cross-entropies of the images, by order."""
 
     def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
         """Keep the labels of a batch."""
@@ -110,11 +93,12 @@ class Scores(Measure):
         counted = np.array([np.bincount(each, minlength=classes) for each in numbers], np.float64)
         self._counts[order] = self._counts.get(order, np.zeros_like(counted)) + counted
         losses = -log_softmax(logits)[np.arange(len(self._labels)), self._labels]
-        self._loss[order].add(float(losses.sum()), len(self._labels))
+        self._loss[order] += float(losses.sum())
 
     def top1(self, order: Order) -> float:
         """Return the accuracy of an order."""
-        return float(self._counts[order][1].sum()) / self._loss[order].count
+        images, right, _ = self._counts[order].sum(axis=1).tolist()
+        return right / images
 
     def counts(self, orders: Sequence[Order]) -> ClassCounts:
         """Return the counts by class, as means over some orders."""
@@ -122,8 +106,9 @@ class Scores(Measure):
         return ClassCounts(tuple(map(int, images)), tuple(right), tuple(answers))
 
     def loss(self, order: Order) -> float | None:
-        """Return the mean cross-entropy of an order in nats."""
-        return self._loss[order].mean
+        """Return the mean cross-entropy of an order in nats; None if it is not finite."""
+        loss = self._loss[order] / float(self._counts[order][0].sum())
+        return loss if math.isfinite(loss) else None
 
 
 def measure_orders(
@@ -162,11 +147,6 @@ def measure_orders(
     return images
 
 
-def logits_of(model: BlockModel, images: np.ndarray, orders: Sequence[Order]) -> Iterable[tuple[Order, np.ndarray]]:
-    """Yield each order with its logits ``[B, C]``, sorted by order."""
-    yield from walk(model, model.stem(images), orders)
-
-
 def walk(
     model: BlockModel, start: Any, orders: Sequence[Order], measures: Sequence[Measure] = ()
 ) -> Iterable[tuple[Order, np.ndarray]]:
@@ -184,11 +164,6 @@ def walk(
             for measure in measures:
                 measure.look(path, tokens[-1])
         yield order, model.head(tokens[-1])
-
-
-def blocks_to_run(orders: Sequence[Order]) -> int:
-    """Return the number of blocks that :func:`logits_of` runs, as an estimate of its time."""
-    return len(starts_of(orders))
 
 
 def starts_of(orders: Iterable[Order]) -> Counter[Order]:

@@ -138,7 +138,8 @@ class Sockets:
         socket.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MAX_TTL_MS))
-        socket.setsockopt(zmq.HANDSHAKE_IVL, self.heartbeat.handshake_ms)
+        # With keys, a handshake takes three round trips after dialing.
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 4 * self.heartbeat.connect_ms)
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)

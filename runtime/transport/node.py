@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.bundle import Manifest
+from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.device.watchdog import Watchdog
 from ls_edge.runtime.protocol import codecs, framing
@@ -104,11 +105,12 @@ class NodeSettings:
         tokens, peers = self.manifest.tokens, self.peers
         tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
         own = next((p for p in peers.peers if p.name == self.name), None)
+        takes_images = any(STEM in peer.blocks for peer in peers.peers)
         return Links(
             self.dialed,
             bind=own.bind if own is not None and self.role == "peer" else None,
             heartbeat=peers.heartbeat,
-            max_frame=max(framing.MAX_HEADER, tokens_frame, MAX_IMAGE if peers.takes_images else 0),
+            max_frame=max(framing.MAX_HEADER, tokens_frame, MAX_IMAGE if takes_images else 0),
             tokens_frame=tokens_frame,
             curve=self.curve,
         )

@@ -259,31 +259,6 @@ def test_an_empty_split_is_named(tmp_path):
     assert f"{tmp_path / 'val'} holds no images" in failure(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "LOC_val_solution.csv",
-            "ImageId,PredictionString\nv_2,n02 1 1 9 9 n02 2 2 3 3\nv_1,n01 0 0 9 9\nv_3,n01 0 0 1 1",
-        ),
-        ("imagenet_2012_validation_synset_labels.txt", "n01\nn02\nn01\n"),
-    ],
-)
-def test_imagenet_is_read_as_its_archives_unpack(tmp_path, name, text):
-    for path in ("train/n01/a.JPEG", "train/n02/b.JPEG", "val/v_1.JPEG", "val/v_2.JPEG", "val/v_3.JPEG"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / path)
-    assert open_data(str(tmp_path), "eval").classes == ()
-    (tmp_path / name).write_text(text)
-    found = open_data(str(tmp_path), "eval")
-    assert (found.part, found.classes) == ("val", ("n01", "n02"))
-    assert [image.name for image in found.images] == ["n01/v_1.JPEG", "n01/v_3.JPEG", "n02/v_2.JPEG"]
-    assert open_data(str(tmp_path), "train").classes == found.classes
-    Image.new("RGB", (8, 8)).save(tmp_path / "val" / "v_4.JPEG")
-    with pytest.raises(DataError, match=r"there are 4 images|has no class for .v_4\.JPEG"):
-        open_data(str(tmp_path), "eval")
-
-
 # --- labels and drawing ---
 
 

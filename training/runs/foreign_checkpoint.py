@@ -108,17 +108,13 @@ def _without_prefixes(found: dict[str, Tensor], path: Path, note: Callable[[str]
         if not (whole or prefixes):
             return found
         prefix = (whole or prefixes)[0]
-        chosen = _below(found, prefix)
+        chosen = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
         if len(chosen) < len(found):
             if not whole and 2 * len(chosen) < len(found):
                 return found
             what = "averaged" if prefix in _AVERAGED_PREFIXES else "model's"
             note(f"{path}: the {what} weights ({prefix}*) are used, not the {len(found) - len(chosen)} of other names")
         found = chosen
-
-
-def _below(found: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
 
 
 def _load(path: Path) -> Any:

@@ -16,8 +16,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError, VerificationError
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import NOTHING, counted, show
-from ls_edge.core.validation import InvalidDocument
-from ls_edge.device.profile import DeviceProfile, read_profile
+from ls_edge.core.validation import InvalidDocument, decode_json
+from ls_edge.device.profile import SCHEMA, DeviceProfile
 from ls_edge.engines.benchmark import Bench, bench
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.report.progress import StepProgress
@@ -119,7 +119,7 @@ def _ask_peer(peers: Path, name: str, secret_key: Path | None, duration: float) 
     ):
         raw = observer.profile(name, duration, 2 * duration + _ANSWER_S)
     try:
-        return read_profile(raw)
+        return decode_json(raw, DeviceProfile, SCHEMA)
     except InvalidDocument as error:
         raise LinkError(f"{name} sent an unreadable profile{error}; install the same ls-edge there") from None
 
