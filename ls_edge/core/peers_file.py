@@ -134,8 +134,6 @@ class PeerConfig(_ProcessEntry, frozen=True, forbid_unknown_fields=True):
     blocks: HeldParts
     bind: Address = ""
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
-    batch_wait_ms: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    """Time that a request waits for others. After 250 ms without a call, others would take the peer for a hung one."""
     codec: Annotated[str, Meta(max_length=64)] = "raw"
     credits: Annotated[int, Meta(ge=1, le=65535)] = 0
     """Maximum number of requests that the peer holds at the same time, by default :func:`usual_credits`."""

@@ -318,6 +318,5 @@ def _new_machine(setup: PeerSetup, blocks: tuple[int, ...]) -> PeerMachine:
         limits=setup.settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
         rng=random.SystemRandom(),
         max_batch=entry.max_batch,
-        batch_wait=entry.batch_wait_ms / 1e3,
         model=Model(ONE_BAND if bundle is None else bundle.bands, manifest.bundle_id),
     )

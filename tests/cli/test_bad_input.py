@@ -48,7 +48,7 @@ TEXTS = {
     "beyond.yaml": peers_yaml(peer(blocks='"0-9"')),
     "backwards.yaml": peers_yaml(peer(blocks='"3-1"')),
     "huge.yaml": peers_yaml(peer(more=f"threads: {2**70}")),
-    "nan.yaml": peers_yaml(peer(more="batch_wait_ms: .nan")),
+    "nan.yaml": peers_yaml(peer(), top="heartbeat: {slowest_mbit: .nan}\n"),
     "codec.yaml": peers_yaml(peer(more="codec: gzip")),
     "engine.yaml": peers_yaml(peer(more="engine: cuda")),
     "boolname.yaml": peers_yaml(peer(name="yes")),
@@ -221,7 +221,7 @@ CASES = r"""
 2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle has blocks 0 to 3
 2 | PEER backwards.yaml | backwards.yaml:2:57: blocks is '3-1'; list at least one number, each once,
 2 | PEER huge.yaml | huge.yaml:2:80: threads is 2**70; it has to be a finite
-2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is '.nan'; it has to be a number
+2 | PEER nan.yaml | nan.yaml:1:27: slowest_mbit is '.nan'; it has to be a number
 2 | PEER codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
 2 | status --check --peers codec.yaml | codec.yaml:2:78: unknown codec 'gzip'; known here: raw
 2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt

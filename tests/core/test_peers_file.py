@@ -44,7 +44,6 @@ peers:
     provider: CUDAExecutionProvider
     threads: 2
     max_batch: 4
-    batch_wait_ms: 1.5
     codec: fp16
     credits: 8
   - {{name: nuc, address: "tcp://[fe80::1]:5555", blocks: [3, 1], public_key: "{KEYS[2]}"}}
@@ -54,7 +53,7 @@ peers:
     assert first.blocks == (0, 1, 2, 3, 7)
     assert (first.address, first.bind) == ("tcp://10.0.0.11:5555", "tcp://0.0.0.0:5555")
     assert (first.engine, first.provider, first.threads) == ("tensorrt", "CUDAExecutionProvider", 2)
-    assert (first.codec, first.max_batch, first.batch_wait_ms, first.credits) == ("fp16", 4, 1.5, 8)
+    assert (first.codec, first.max_batch, first.credits) == ("fp16", 4, 8)
     assert second.blocks == (1, 3)
     assert second.bind == second.address
     assert (second.engine, second.codec, second.max_batch) == ("auto", "raw", 1)
@@ -170,12 +169,6 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + peer(more="threads: 0"), 5, 14, "threads is 0; it has to be a whole number from 1 to 1024"),
         ("peers:\n" + peer(more="max_batch: 0"), 5, 16, "max_batch is 0; it has to be a whole number"),
         ("peers:\n" + peer(more="credits: -1"), 5, 14, "credits is -1; it has to be a whole number from 1 to 65535"),
-        (
-            "peers:\n" + peer(more="batch_wait_ms: -1"),
-            5,
-            20,
-            "batch_wait_ms is -1; it has to be a number from 0 to",
-        ),
         (
             "peers:\n" + peer(more="engine: openvino"),
             5,

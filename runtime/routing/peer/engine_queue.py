@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ls_edge.runtime.protocol.messages import RequestId
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.state.events import Computed, ComputeFailed
-from ls_edge.runtime.routing.state.held_request import INFINITY, HeldRequest
+from ls_edge.runtime.routing.state.held_request import HeldRequest
 from ls_edge.runtime.routing.state.hop import call_seconds
 from ls_edge.runtime.routing.state.link_times import SMOOTH_FAST, SMOOTH_SLOW, clamped, faded
 from ls_edge.runtime.routing.state.turn import Turn
@@ -79,10 +79,7 @@ class _Call:
 class EngineQueue:
     """Queue and calls of an engine that runs ``blocks``."""
 
-    def __init__(
-        self, turn: Turn, queued: list[HeldRequest], blocks: frozenset[int], max_batch: int, batch_wait: float
-    ) -> None:
-        """Let a request in ``queued`` wait for ``batch_wait`` seconds for others that share its engine call."""
+    def __init__(self, turn: Turn, queued: list[HeldRequest], blocks: frozenset[int], max_batch: int) -> None:
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}
         """Blocks that have failed permanently, with the reason."""
@@ -92,11 +89,9 @@ class EngineQueue:
         self._limits = turn.limits
         self.queued = queued
         self.max_batch = max_batch
-        self._batch_wait = batch_wait if max_batch > 1 else 0.0
         self._bands = turn.bands
         self._calls: deque[_Call] = deque()
         """Calls that the engine has, the running one first."""
-        self._start_at = 0.0
         self._served: dict[str, int] = {}
         """Sequence number of each source's latest call; sources take turns."""
         self._not_finite: dict[int, set[RequestId]] = {}
@@ -139,11 +134,6 @@ class EngineQueue:
         """Whether the engine has as many calls as it may have."""
         return len(self._calls) >= ENGINE_CALLS
 
-    @property
-    def next_start(self) -> float:
-        """Earliest start of the next call; infinity while nothing is queued or a call is running."""
-        return self._start_at if not self._calls and self.queued and not self.stuck else INFINITY
-
     def work_us(self, now: float) -> int:
         """Return the remaining time of the engine for queued and running requests."""
         calls, over, block_us = 0, 0, self.times.block_us
@@ -167,8 +157,7 @@ class EngineQueue:
             block = first.engine.block
             others = (one for one in self.queued if one is not first and self._may_join(one, block))
             batch += itertools.islice(others, self.max_batch - 1)
-        self._start_at = first.engine.queued_at + self._batch_wait
-        if len(batch) < self.max_batch and (self._calls or now < self._start_at):
+        if len(batch) < self.max_batch and self._calls:
             return None
         served[first.owner] = max(served.values(), default=0) + 1
         if len(served) > MAX_SOURCE_TURNS:

@@ -96,16 +96,12 @@ def peer_machine(
     limits: Limits,
     rng: random.Random,
     max_batch: int = 1,
-    batch_wait: float = 0.0,
     model: Model | None = None,
 ) -> PeerMachine:
-    """Return the machine of a process that serves ``blocks``.
-
-    A request waits for ``batch_wait`` seconds for others that share its engine call.
-    """
+    """Return the machine of a process that serves ``blocks``."""
     return Machine(
         name,
-        lambda machine: PeerRules(machine, frozenset(blocks), max_batch, batch_wait),
+        lambda machine: PeerRules(machine, frozenset(blocks), max_batch),
         limits=limits,
         rng=rng,
         model=model or Model(),
@@ -117,14 +113,12 @@ class PeerRules:
 
     waits_s = LOOK_AGAIN
 
-    def __init__(
-        self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1, batch_wait: float = 0.0
-    ) -> None:
+    def __init__(self, machine: Machine[PeerRules], blocks: frozenset[int], max_batch: int = 1) -> None:
         self._turn = turn = machine.turn
         self._custody = custody = machine.custody
         self._decisions = decisions = machine.decisions
         recovery = machine.recovery
-        self.engine = EngineQueue(turn, custody.queued, blocks, max_batch, batch_wait)
+        self.engine = EngineQueue(turn, custody.queued, blocks, max_batch)
         self.announcer = announcer = StateAnnouncer(turn, custody, self)
         self.joins = joins = WaveJoiner(turn, custody, decisions)
         self.tombstones = Tombstones()
@@ -396,8 +390,7 @@ class PeerRules:
         announcer.announce_credits()
         if turn.instructions:
             announcer.ride_along()
-        at = min(engine.next_start, announcer.due)
-        return min(at, self._drain_until) if turn.now < self._drain_until else at
+        return min(announcer.due, self._drain_until) if turn.now < self._drain_until else announcer.due
 
 
 # Rules of a decision.

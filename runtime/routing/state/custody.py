@@ -162,7 +162,7 @@ class Custody:
         """Queue a request for the engine, to run ``block``."""
         if request.is_copy:
             self.credits.moved(request, WORKS_AGAIN)
-        request.engine.block, request.engine.queued_at = block, self._turn.now
+        request.engine.block = block
         self.timers.set(request, request.deadline)
         self.queued.append(request)
 

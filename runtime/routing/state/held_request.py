@@ -48,7 +48,6 @@ class EngineVisit(msgspec.Struct, eq=False):
 
     block: int = -1
     """Block that is queued or running."""
-    queued_at: float = 0.0
     until: float = 0.0
     """Time from which the running call counts as stuck."""
     ran: tuple[int, ...] = ()
