@@ -298,12 +298,8 @@ def encode_record(record: RequestRecord) -> bytes:
         raise DataError(f"request {record.id} cannot be written to a trace: a logit is NaN or infinity")
     ran = {"order": record.steps, "waves": None} if record.is_plain else {"order": None, "waves": record.waves}
     document = {**_in_ms(record), **ran}
-    line = {name: document[name] for name in _LINE}
-    try:
-        return msgspec.json.encode(line)
-    except UnicodeEncodeError:
-        error = None if record.error is None else _escaped(record.error)
-        return msgspec.json.encode({**line, "image": _escaped(record.image), "error": error})
+    texts = {"image": _escaped(record.image), "error": record.error and _escaped(record.error)}
+    return msgspec.json.encode({name: document[name] for name in _LINE} | texts)
 
 
 _LINE = (

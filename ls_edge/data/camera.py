@@ -100,7 +100,7 @@ class LiveFrames(Closing):
                 problem = f"{self._what} has no video; name a stream with one"
             if kind != protocol.OPENED:
                 raise DataError(problem)
-            if source.may_be_photo:
+            if not source.is_device and str(source.address).startswith("http"):  # or a stream
                 self.is_photo = self._ask("single", self._silence)[0] == protocol.SINGLE
         except BaseException:
             self.close()

@@ -90,7 +90,7 @@ def to_rgb(image: Image.Image, name: str = "image", *, keep_gray: bool = False) 
     conversion would clip both at 255. Raise :class:`DataError` for floats outside 0..1 and for 32-bit integers, whose
     white level is unknown.
     """
-    if _is_wide(image):
+    if image.mode == "F" or image.mode.startswith("I"):  # gray of more than 8 bits
         return _from_wide(image, name)
     image.info.pop("transparency", None)  # Pillow warns about it, and RGB has none
     return image if image.mode == "RGB" or (keep_gray and image.mode == "L") else image.convert("RGB")
@@ -112,11 +112,6 @@ def _check(opened: ImageFile.ImageFile, name: str) -> int:
 
 def _too_large(name: str, size: str) -> DataError:
     return DataError(f"{name} has {size}, the limit is {MAX_SIDE} a side and {MAX_PIXELS} in all; scale it down")
-
-
-def _is_wide(image: Image.Image) -> bool:
-    """Return whether the pixels are gray of more than 8 bits."""
-    return image.mode == "F" or image.mode.startswith("I")
 
 
 def _from_wide(image: Image.Image, name: str) -> Image.Image:

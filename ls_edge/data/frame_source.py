@@ -36,11 +36,6 @@ class FrameSource:
         return None
 
     @property
-    def may_be_photo(self) -> bool:
-        """Whether the address may lead to a single image instead of a stream."""
-        return not self.is_device and str(self.address).startswith("http")
-
-    @property
     def what(self) -> str:
         """The source in a message."""
         return f"camera {self.address}" if self.is_device else self.name

@@ -22,9 +22,6 @@ from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
 from ls_edge.engines.providers import memory_of
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
-KEPT_BATCH_SIZES = 32
-"""Maximum number of batch sizes with bindings, a few KB per part; all share the buffers of the largest size."""
-
 
 class PartFailed(EngineError):
     """Failure of the engine of :attr:`part`."""
@@ -229,13 +226,11 @@ class _BoundParts:
         return min(values) + (parts[0] == STEM) >= 0 and max(values) + blocks <= self._num_slots
 
     def _new_batch(self, size: int) -> _Batch:
-        """Add a batch size; drop the oldest one if there are too many."""
+        """Add a batch size, whose bindings take a few KB per part; all share the buffers of the largest size."""
         if size > self._largest:
             self._batches.clear()
             self._memory.clear()
             self._largest = size
-        if len(self._batches) >= KEPT_BATCH_SIZES:
-            del self._batches[next(iter(self._batches))]
         batch = self._batches[size] = _Batch(size)
         return batch
 

@@ -14,7 +14,6 @@ import ctypes
 import functools
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +29,6 @@ from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere
 from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, why_not
 from ls_edge.engines.tensorrt.build import PLAIN, EngineOptions
-
-KEPT_QUEUED = 32
-"""Maximum number of bindings to GPU memory, by batch size and buffers; each takes a few KB."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
@@ -149,7 +145,7 @@ class OnnxEngine:
         if workspace is not None:
             workspace.hold()
         self._check_signature()
-        self._queued: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._queued: dict[tuple[int, ...], Any] = {}
         """Bindings of :meth:`enqueue` by batch and addresses."""
         self._run_options: Any = None
 
@@ -175,7 +171,7 @@ class OnnxEngine:
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda.memory.DeviceEngine`."""
         key = (batch, *addresses.values())
-        binding = self._queued.pop(key, None)
+        binding = self._queued.get(key)
         if binding is None:
             binding = self.session.io_binding()
             for tensor in self.signature.inputs:
@@ -187,8 +183,6 @@ class OnnxEngine:
                 output.name, "cuda", 0, np.dtype(output.dtype).type, output.shape(batch), addresses[output.name]
             )
         self._queued[key] = binding
-        while len(self._queued) > KEPT_QUEUED:
-            self._queued.popitem(last=False)
         if self._run_options is None:
             self._run_options = onnxruntime_module().RunOptions()
             # A visit waits only once, at its end.

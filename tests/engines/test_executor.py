@@ -6,7 +6,6 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.engines import executor
 from ls_edge.engines.executor import Executor, PartFailed, typical_ms
 from ls_edge.engines.opening import open_block_engines
 from tests.engines.reference import tokens
@@ -64,9 +63,8 @@ def test_inputs_are_unchanged_and_results_belong_to_the_caller(opened):
     np.testing.assert_array_equal(runner.run((0, 1, 2), given, slots), kept)
 
 
-def test_results_are_right_with_more_batch_sizes_than_are_kept(opened, monkeypatch):
+def test_results_are_right_with_several_batch_sizes(opened):
     engines, _ = opened
-    monkeypatch.setattr(executor, "KEPT_BATCH_SIZES", 2)
     runner = Executor(engines)
     for batch in (1, 2, 3, 1, 4, 2):
         runner.warm_up(batch)

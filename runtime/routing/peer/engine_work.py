@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ls_edge.core.parts import part_name
 from ls_edge.core.records import MAX_TEXT
@@ -23,16 +23,6 @@ class Decode(NamedTuple):
     """Step of a decision: decode the image of a request."""
 
 
-class WorkRules(Protocol):
-    """Rules of the peer, as far as its engine needs them."""
-
-    announcer: StateAnnouncer
-    """It is told of changes that the neighbors have to know immediately."""
-
-    def return_home(self, request: HeldRequest, reason: str) -> None:
-        """Start to send a waiting request back to its source."""
-
-
 class EngineWork:
     """Owner of the stages ``QUEUED`` and ``RUNNING``: moves requests to the engine and back."""
 
@@ -42,13 +32,15 @@ class EngineWork:
         custody: Custody,
         queue: EngineQueue,
         joins: WaveJoiner,
-        rules: WorkRules,
+        announcer: StateAnnouncer,
+        return_home: Callable[[HeldRequest, str], None],
     ) -> None:
         self.queue = queue
         self._turn = turn
         self._custody = custody
         self._joins = joins
-        self._rules = rules
+        self._announcer = announcer
+        self._return_home = return_home
 
     def decode(self, request: HeldRequest, _step: Decode) -> None:
         """Wait for another thread to decode an image."""
@@ -70,7 +62,7 @@ class EngineWork:
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
         request.codec_us += event.us
         if event.why:
-            self._rules.return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+            self._return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
         else:
             self._custody.waiting.ready.append(request)
 
@@ -102,7 +94,7 @@ class EngineWork:
         if queue.stuck:
             queue.stuck = False
             turn.note(NoteKind.ENGINE_BACK, turn.name)
-            self._rules.announcer.urgent()
+            self._announcer.urgent()
         running = {request.transfer: request for request in batch if request.stage is RUNNING}
         if done is not None:
             self._take_outputs(done, running)
@@ -131,7 +123,7 @@ class EngineWork:
         why = f"{part_name(event.block)}: {event.why}"
         if failed:
             turn.note(NoteKind.ENGINE_FAILED, turn.name, why=why)
-            self._rules.announcer.urgent()
+            self._announcer.urgent()
         elif event.not_finite:
             turn.note(NoteKind.NOT_FINITE, turn.name, why=why)
         for request in [running[transfer] for transfer in event.transfers if transfer in running]:
@@ -139,7 +131,7 @@ class EngineWork:
                 self._joins.give_up(request)
             elif event.not_finite:  # the source tries another holder
                 custody.wait(request, why)
-                self._rules.return_home(request, ReturnReason.NOT_FINITE)
+                self._return_home(request, ReturnReason.NOT_FINITE)
             else:
                 custody.decide_again(request, why)
         if failed:
@@ -165,7 +157,7 @@ class EngineWork:
         queue.stuck = True
         why = f"{part_name(request.engine.block)} has been running for longer than its deadline"
         turn.note(NoteKind.ENGINE_STUCK, turn.name, request.request, why)
-        self._rules.announcer.urgent()
+        self._announcer.urgent()
         self.requeue("the engine is stuck")
         for running in queue.running:
             self._joins.give_up(running)

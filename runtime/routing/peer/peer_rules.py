@@ -122,7 +122,7 @@ class PeerRules:
         self.announcer = announcer = StateAnnouncer(turn, custody, self)
         self.joins = joins = WaveJoiner(turn, custody, decisions)
         self.tombstones = Tombstones()
-        self._work = work = EngineWork(turn, custody, self.engine, joins, self)
+        self._work = work = EngineWork(turn, custody, self.engine, joins, announcer, self.return_home)
         self.warm = False
         self._drain_until = INFINITY
         """Time from which the engine starts nothing, half of a drain after its start; infinity without one."""
