@@ -155,7 +155,7 @@ class Setup:
         trained_on = KnownImages.of(np.array([], np.uint64), *known).write() if known else ""
         self.record, self.task = self._build(
             initial,
-            self._open_teacher(),
+            self._open_teacher() if self.config.epochs else None,
             trained_on if self.data is None else self.data.trained_on,
             judges=resumed is None,
         )
@@ -179,8 +179,6 @@ class Setup:
         return config, images, initial
 
     def _open_teacher(self) -> Teacher | None:
-        if not self.config.epochs:
-            return None
         dtype = choose_precision(self.config.precision, self.device)
         return open_teacher(self.config.teacher, self.images.classes, self.device, dtype)
 

@@ -138,8 +138,6 @@ class Bands:
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
         """Return the remaining blocks that a holder of ``held`` could run before another holder must continue."""
-        if not (self.cuts or has_ends(remaining)):
-            return tuple([block for block in remaining if block in held])
         found: list[int] = []
         rest = tuple(remaining)
         while rest:

@@ -1,7 +1,6 @@
 """Errors of the parts of a bundle on a board, for its report: ``python -m ls_edge.engines.board_numbers BUNDLE``.
 
-All engines are built twice, each time in an empty folder, and each part is compared with the reference outputs in the
-bundle. Results are printed as soon as they are known.
+All engines are built in an empty folder, and each part is compared with the reference outputs in the bundle.
 
 Not run on hardware yet.
 """
@@ -27,26 +26,21 @@ from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
 
 def print_errors(bundle: Bundle) -> None:
-    """Print the errors of all parts and of the whole chain, for two builds."""
+    """Print the errors of all parts and of the whole chain, with newly built engines."""
     _say(f"power mode, which engines are tuned for: {Sensors().power_mode() or 'none'}")
-    runs: dict[str, dict[str, np.ndarray]] = {}
-    for build in ("first build", "second build"):
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["LS_EDGE_CACHE"] = folder
-            began = time.monotonic()
-            with Pipeline.open(bundle) as pipeline:
-                _say(f"{build}: {pipeline.choice}, ready after {time.monotonic() - began:.1f} s")
-                runs[build] = reference_outputs(bundle, pipeline.executor.run)
-                block = pipeline.executor.engines[0]
-                if isinstance(block, TensorRTEngine):
-                    _say(f"layers of block 0:\n{block.layers()}")
     expected = bundle.manifest.verified.get("outputs") or {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LS_EDGE_CACHE"] = folder
+        began = time.monotonic()
+        with Pipeline.open(bundle) as pipeline:
+            _say(f"{pipeline.choice}, ready after {time.monotonic() - began:.1f} s")
+            block = pipeline.executor.engines[0]
+            if isinstance(block, TensorRTEngine):
+                _say(f"layers of block 0:\n{block.layers()}")
+            for name, output in reference_outputs(bundle, pipeline.executor.run).items():
+                _say(f"{name}: relative error: {relative_error(output, np.asarray(expected.get(name, output))):.2e}")
     if not expected:
-        _say("the bundle has no reference outputs, so runs are compared with the first build; export it again")
-    for name, first in runs["first build"].items():
-        against = np.asarray(expected.get(name, first))
-        found = ", ".join(f"{run} {relative_error(outputs[name], against):.2e}" for run, outputs in runs.items())
-        _say(f"{name}: relative error: {found}")
+        _say("the bundle has no reference outputs, so nothing was compared; export it again")
 
 
 def _say(text: str) -> None:

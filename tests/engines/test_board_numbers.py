@@ -21,17 +21,15 @@ def numbers(*words, doubles=True):
     return done
 
 
-def test_each_part_is_compared_in_two_builds(tiny_bundle):
+def test_each_part_is_compared(tiny_bundle):
     done = numbers(tiny_bundle)
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"block \d' status='building an engine for TensorRT ", done.stderr)) == 12
-    assert done.stdout.count("layers of block 0:\neverything: kgen, Float\n") == 2
+    assert len(re.findall(r"block \d' status='building an engine for TensorRT ", done.stderr)) == 6
+    assert done.stdout.count("layers of block 0:\neverything: kgen, Float\n") == 1
     assert done.stdout.startswith("power mode, which engines are tuned for: ")
     for part in ("stem", "block 0", "block 5", "head", "chain"):
-        (line,) = re.findall(rf"^{part}: relative error: (.*)$", done.stdout, re.M)
-        found = dict(re.findall(r"((?:first|second) build) (\S+?)(?:, |$)", line))
-        assert list(found) == ["first build", "second build"]
-        assert all(0 <= float(error) < 1e-5 for error in found.values())
+        (error,) = re.findall(rf"^{part}: relative error: (.*)$", done.stdout, re.M)
+        assert 0 <= float(error) < 1e-5
 
 
 def test_without_tensorrt_errors_are_those_against_the_export(tiny_bundle, tmp_path):
@@ -45,7 +43,6 @@ def test_without_tensorrt_errors_are_those_against_the_export(tiny_bundle, tmp_p
     write_manifest(bundle.folder, bundle.manifest)
     done = numbers(bundle.folder, doubles=False)
     assert done.returncode == 0
-    assert "first build: onnx CPUExecutionProvider (not tensorrt: " in done.stdout
-    found = re.findall(r"^(.*): relative error: first build (\S+), second build (\S+)$", done.stdout, re.M)
-    assert {name: float(first) > 1e-6 for name, first, _ in found} == {name: name == "block 3" for name in names}
-    assert all(first == second for _, first, second in found)
+    assert "\nonnx CPUExecutionProvider (not tensorrt: " in done.stdout
+    found = re.findall(r"^(.*): relative error: (\S+)$", done.stdout, re.M)
+    assert {name: float(error) > 1e-6 for name, error in found} == {name: name == "block 3" for name in names}

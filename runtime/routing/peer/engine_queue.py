@@ -19,7 +19,7 @@ from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.state.events import Computed, ComputeFailed
 from ls_edge.runtime.routing.state.held_request import HeldRequest
 from ls_edge.runtime.routing.state.hop import call_seconds
-from ls_edge.runtime.routing.state.link_times import SMOOTH_FAST, SMOOTH_SLOW, clamped, faded
+from ls_edge.runtime.routing.state.link_times import SMOOTH_SLOW, clamped
 from ls_edge.runtime.routing.state.turn import Turn
 
 MAX_SOURCE_TURNS = 1024
@@ -42,29 +42,16 @@ class CallTimes:
         self.calls = 0
         self.block_us = 0
         """Typical time of a call for one block."""
-        self.beside_us = 0.0
-        """Typical time of a call during an open wave, whose transfers share the core; 0 before the first."""
         self.running_since = 0.0
         """Start of the running call, or end of the latest one."""
-        self._beside_at = 0.0
         self._last_took = 0.0
 
-    def measure(self, event: Computed, now: float, *, beside_wave: bool) -> None:
+    def measure(self, event: Computed) -> None:
         """Update the times from a call that has ended."""
         self.calls += 1
         took = event.engine_us / len(event.blocks)
         took, self._last_took = clamped(took, self.block_us, self._last_took), took
-        if beside_wave:
-            self.beside_us += (took - self.beside_us) * (SMOOTH_FAST if self.beside_us else 1.0)
-            self._beside_at = now
-        else:
-            self.block_us = round(self.block_us + SMOOTH_SLOW * (took - self.block_us))
-
-    def expected_beside_us(self, now: float) -> int:
-        """Return the typical time of a call during an open wave; it fades, so that waves are tried again."""
-        if not self.beside_us:
-            return 0
-        return round(self.block_us + faded(self.beside_us - self.block_us, now - self._beside_at))
+        self.block_us = round(self.block_us + SMOOTH_SLOW * (took - self.block_us))
 
 
 @dataclass(eq=False)
@@ -218,12 +205,12 @@ class EngineQueue:
         itinerary = request.itinerary
         return policy_of(itinerary.policy).batches_freely and block in self._bands.permitted(itinerary.remaining)
 
-    def measure(self, event: Computed, now: float) -> None:
+    def measure(self, event: Computed) -> None:
         """Update the times from a call that has ended."""
         for block in event.blocks:
             self._not_finite.pop(block, None)
             self._failures.pop(block, None)
-        self.times.measure(event, now, beside_wave=self.beside_wave)
+        self.times.measure(event)
 
     def count_failure(self, event: ComputeFailed) -> bool:
         """Count a failed call; return whether its block counts as failed for good from now on."""

@@ -88,7 +88,7 @@ class EngineWork:
         """End the running call, continue requests with outputs, and return its requests that have not ended."""
         turn, queue = self._turn, self.queue
         if done is not None:
-            queue.measure(done, turn.now)
+            queue.measure(done)
             self._custody.own_us = queue.times.block_us
         batch = queue.end_call(turn.now)
         if queue.stuck:

@@ -271,14 +271,7 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, and after half of a drain."""
         # No wait by default: the sender of the tokens has counted this queue. Comparing it again with the latest STATE
         # of others would send tokens back and forth.
-        times, turn = self.engine.times, self._turn
-        return LocalNode(
-            self._usable_blocks,
-            wait_us,
-            times.block_us,
-            turn.model,
-            times.expected_beside_us(turn.now),
-        )
+        return LocalNode(self._usable_blocks, wait_us, self.engine.times.block_us, self._turn.model)
 
     @property
     def _usable_blocks(self) -> frozenset[int]:

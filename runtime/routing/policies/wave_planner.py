@@ -58,7 +58,7 @@ def _tracks(
 
     Lengths and times are final; blocks may still be exchanged between tracks.
     """
-    own = PlannedTrack(name, local.blocks.intersection(remaining), local.beside_us or local.block_us, local.wait_us)
+    own = PlannedTrack(name, local.blocks.intersection(remaining), local.block_us, local.wait_us)
     if not own.allowed:
         return []
     tracks = [own]

@@ -27,5 +27,3 @@ class LocalNode(NamedTuple):
     block_us: int = 0
     """Typical time of an engine call."""
     model: Model = Model()
-    beside_us: int = 0
-    """Typical time of an engine call while other tracks are transferred; 0 if not measured."""

@@ -20,7 +20,7 @@ SMOOTH_SLOW = 0.1
 """Weight of the newest engine call, or of a track that took longer than usual: mostly a pause.
 1/4: tail +9 %, x4: mean -15 %, tail -29 % with a slow peer, and every pause counts."""
 SMOOTH_FAST = 0.3
-"""Weight of the newest call during a wave, or of a track that took less than usual."""
+"""Weight of a track that took less than usual."""
 
 
 def clamped(took: float, usual: float, before: float) -> float:

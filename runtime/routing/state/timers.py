@@ -47,10 +47,6 @@ class Timers(Generic[T]):
         """Numbers of held requests, and of entries with the same time."""
         self._heap: list[tuple[float, int, T]] = []
 
-    def __len__(self) -> int:
-        """Return the number of entries, outdated ones included."""
-        return len(self._heap)
-
     def set(self, request: T, at: float) -> None:
         """Set the time of the next check of a request."""
         request.check_at = at
