@@ -73,14 +73,31 @@ class Measure:
         """End a batch."""
 
 
+class Mean:
+    """Running mean."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add the sum of ``count`` values."""
+        self.total += total
+        self.count += count
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None without values or if it is not finite."""
+        value = self.total / self.count if self.count else math.nan
+        return value if math.isfinite(value) else None
+
+
 class Scores(Measure):
     """Accuracy and loss of each order."""
 
     def __init__(self, orders: Iterable[Order]) -> None:
         self.orders = dict.fromkeys(orders)
         self._counts: dict[Order, Floats] = {}
-        self._loss = dict.fromkeys(self.orders, 0.0)
-        """Sum of the cross-entropies of the images, by order."""
+        self._loss = {order: Mean() for order in self.orders}
 
     def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
         """Keep the labels of a batch."""
@@ -93,12 +110,11 @@ class Scores(Measure):
         counted = np.array([np.bincount(each, minlength=classes) for each in numbers], np.float64)
         self._counts[order] = self._counts.get(order, np.zeros_like(counted)) + counted
         losses = -log_softmax(logits)[np.arange(len(self._labels)), self._labels]
-        self._loss[order] += float(losses.sum())
+        self._loss[order].add(float(losses.sum()), len(self._labels))
 
     def top1(self, order: Order) -> float:
         """Return the accuracy of an order."""
-        images, right, _ = self._counts[order].sum(axis=1).tolist()
-        return right / images
+        return float(self._counts[order][1].sum()) / self._loss[order].count
 
     def counts(self, orders: Sequence[Order]) -> ClassCounts:
         """Return the counts by class, as means over some orders."""
@@ -106,9 +122,8 @@ class Scores(Measure):
         return ClassCounts(tuple(map(int, images)), tuple(right), tuple(answers))
 
     def loss(self, order: Order) -> float | None:
-        """Return the mean cross-entropy of an order in nats; None if it is not finite."""
-        loss = self._loss[order] / float(self._counts[order][0].sum())
-        return loss if math.isfinite(loss) else None
+        """Return the mean cross-entropy of an order in nats."""
+        return self._loss[order].mean
 
 
 def measure_orders(
