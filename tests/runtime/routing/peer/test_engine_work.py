@@ -52,7 +52,7 @@ def test_a_call_that_succeeds_begins_the_count_of_failures_again():
     engine = new_peer([0]).machine.rules.engine
     failed = ComputeFailed(0, (transfer(1),), "out of memory")
     assert [engine.count_failure(failed) for _ in range(2)] == [False, False]
-    engine.measure(Computed((0,), (transfer(2),), ((0,),), 1000), 1.0)
+    engine.measure(Computed((0,), (transfer(2),), ((0,),), 1000))
     assert [engine.count_failure(failed) for _ in range(3)] == [False, False, True]
 
 
