@@ -26,7 +26,7 @@ from ls_edge.core.peers_file import parse_peers
 from ls_edge.core.validation import InvalidDocument, decode_json
 from ls_edge.data.datasets import open_data
 from ls_edge.data.decoders import Decoders
-from ls_edge.device.profile import read_profile
+from ls_edge.device.profile import SCHEMA, DeviceProfile
 from ls_edge.runtime.change.record import StoreRecord
 from ls_edge.runtime.serve import inference_protocol as v2
 from tests.data import bombs
@@ -117,7 +117,7 @@ def test_a_peers_file_is_read_or_refused(raw):
 @example(b'{"schema": ' + b"9" * 5000 + b"}")
 def test_documents_in_json_are_read_or_refused(raw):
     ends(lambda: Bundle.of_manifest(Path("bundle"), raw), BundleError)
-    ends(lambda: read_profile(raw), InvalidDocument)
+    ends(lambda: decode_json(raw, DeviceProfile, SCHEMA), InvalidDocument)
     ends(lambda: decode_json(raw, StoreRecord), InvalidDocument)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from ls_edge.core.bands import windows
 from ls_edge.core.errors import ModelError, RunError, TrainingStopped, UsageError
-from ls_edge.core.files import folder_lock
+from ls_edge.core.files import folder_lock, remove_left_parts
 from ls_edge.core.text import counted
 from ls_edge.training.config import TrainConfig
 from ls_edge.training.data import Batches
@@ -115,8 +115,7 @@ def _run_folder(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     try:
         with folder_lock(out):
-            for part in out.glob(".*.part"):  # of a process that was killed while it wrote
-                part.unlink(missing_ok=True)
+            remove_left_parts(out)
             yield
     finally:
         if is_new:
