@@ -5,6 +5,7 @@ little that any order gives nearly the same logits; these weights make order, sk
 """
 
 import collections
+import compileall
 import contextlib
 import fcntl
 import functools
@@ -29,7 +30,8 @@ from tests import forked_processes, tiers
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
-# Compiled modules are kept: hundreds of processes would compile them again.
+# Compiled modules are kept: hundreds of processes would compile them again. All are compiled before the first test,
+# because a process that may write only small files would keep half of one.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -64,6 +66,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "leaks_ok(reason): the test may leave threads and descriptors behind")
     for tier in tiers.TIERS:
         config.addinivalue_line("markers", f"{tier}: the test is of this tier, see tests/tiers.py")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for folder in ("ls_edge", "runtime", "export", "training", "tests"):
+            compileall.compile_dir(tiers.FOLDER.parent / folder, quiet=2)
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         config.add_cleanup(forked_processes.install())
     tiers.install()
