@@ -358,6 +358,12 @@ class Bundle:
             )
         return part
 
+    def memory_of(self, names: Sequence[str]) -> list[int]:
+        """Return the bytes of memory of each part on a CPU; 0 if its file is that of an earlier part."""
+        sizes = {part.file: part.bytes for part in map(self.part, names)}
+        times = 2 if self.manifest.precision == "fp16" else 1  # a CPU computes in float32
+        return [times * sizes.pop(self.part(name).file, 0) for name in names]
+
     def read(self, name: str) -> bytes:
         """Return the bytes of a part, which :meth:`opened` checks."""
         with self.opened(name) as part:

@@ -246,12 +246,8 @@ def _check_memory(bundle: Bundle, names: Sequence[str]) -> None:
     if memory is None:
         return
     free, taken, largest = memory[1] * 2**30, 0, 0
-    files, too_many = set[str](), list[str]()
-    for name in names:
-        part = bundle.part(name)
-        size = part.bytes * (part.file not in files)
-        size *= 2 if bundle.manifest.precision == "fp16" else 1  # a CPU computes in float32
-        files.add(part.file)
+    too_many = list[str]()
+    for name, size in zip(names, bundle.memory_of(names), strict=True):
         taken, largest = taken + size, max(largest, size)
         if taken + largest > free:  # a part that is being loaded takes its size twice
             too_many.append(name)

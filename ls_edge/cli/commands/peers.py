@@ -19,6 +19,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
+from ls_edge.device.diagnostics import PEER_MIB
 from ls_edge.runtime.transport.keys import KeyPair, new_keys
 
 _PORT = 5555
@@ -57,15 +58,21 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     path = out / "peers.yaml"
     if path.exists():
         raise UsageError(f"{path} exists and is not overwritten; give another --out, or remove it first")
-    blocks = f"0-{(_BLOCKS if bundle is None else Bundle.open(bundle).num_blocks) - 1}"
+    model = None if bundle is None else Bundle.open(bundle)
+    count = _BLOCKS if model is None else model.num_blocks
     existing = [file for name in (source, *dict(fleet)) for file in out.glob(f"{name}.key*")]
     if existing:
         raise UsageError(f"{existing[0]} exists and is not overwritten; give another --out, or remove it first")
     keys = {name: _new_keys(name, out)[0].public.decode() for name in (source, *dict(fleet))}
     lines = ["sources:", f'  - {{name: {source}, public_key: "{keys[source]}", may_push: true}}', "peers:"]
+    if model is not None:
+        mib = PEER_MIB + 1.05 * sum(model.memory_of([f"block {index}" for index in range(count)])) / 2**20
+        need = f"a peer with blocks 0-{count - 1} needs {mib:,.0f} MiB of memory on a CPU; for less, use 'ls-edge plan'"
+        lines.insert(-1, f"# {need}")
+        click.echo(need, err=True)
     ports = Counter[str]()
     for name, host in fleet:
-        lines.append(f"  - {_entry(name, host, _PORT + ports[host], blocks, keys[name])}")
+        lines.append(f"  - {_entry(name, host, _PORT + ports[host], f'0-{count - 1}', keys[name])}")
         ports[host] += 1
     write_output(path, "\n".join(lines) + "\n")
     click.echo(f"wrote {path} and the keys of {source}, {', '.join(dict(fleet))}", err=True)

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built w
 def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     out = tmp_path / "fleet"
     hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local", "c=fd00::11", "[fd00::12]"]
-    code, printed, _ = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
+    code, printed, errors = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
     assert code == 0
+    need = 90 + 1.05 * sum((bundle / f"blocks/{index:02d}.onnx").stat().st_size for index in range(4)) / 2**20
+    for text in (errors, (out / "peers.yaml").read_text()):
+        assert f"a peer with blocks 0-3 needs {need:,.0f} MiB of memory on a CPU" in text
     file = load_peers(out / "peers.yaml")
     file.of_model(Bundle.open(bundle).num_blocks)
     assert [(peer.name, peer.address, peer.bind, peer.blocks) for peer in file.peers] == [
