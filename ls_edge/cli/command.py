@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ls_edge.core.errors import THREAD_LIMIT
+from ls_edge.core.errors import THREAD_LIMIT, LsEdgeError
 
 HELP_OPTIONS = ["-h", "--help"]
 DEGRADED = 3
@@ -161,8 +161,20 @@ def is_thread_limit(error: BaseException) -> bool:
     )
 
 
+def is_expected(error: Exception) -> bool:
+    """Return whether an error is described in one line, without a traceback."""
+    known = (LsEdgeError, OSError, UnicodeEncodeError, MemoryError)
+    return isinstance(error, known) or is_thread_limit(error) or _is_of_sockets(error)
+
+
+def _is_of_sockets(error: BaseException) -> bool:
+    return type(error).__name__ == "ZMQError"  # by name, because not every command loads zmq
+
+
 def describe(error: BaseException) -> str:
     """Describe an expected error in one line, with advice."""
+    if _is_of_sockets(error):
+        error = OSError(getattr(error, "errno", None), str(error))
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object[:200]!r} holds bytes that are not UTF-8; rename that file or folder"
     if isinstance(error, MemoryError):

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge.cli import interrupts
-from ls_edge.cli.command import HELP_OPTIONS, Group, describe, is_thread_limit
+from ls_edge.cli.command import HELP_OPTIONS, Group, describe, is_expected
 from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
@@ -122,8 +122,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.stderr.close()
         _drop_unwritable_output()
         raise SystemExit(1) from None
-    except (LsEdgeError, OSError, UnicodeEncodeError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_thread_limit(error):
+    except Exception as error:
+        if not is_expected(error):
             raise
         if debug:
             traceback.print_exc()

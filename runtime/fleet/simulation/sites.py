@@ -25,6 +25,8 @@ SITE_SIZE = 16
 """Maximum number of devices of a site. All peers of a site exchange their states, so the cost grows with the square."""
 REPLICAS = 2
 """Default number of holders of a block, if memory allows; with a single holder, each loss costs blocks."""
+MOST_LOSSES = 1_000_000
+"""Maximum expected number of losses at a site times its devices: 0.2 to 0.3 ms each."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,25 @@ def sites_of(
         if requests:
             rate = None if settings.rate is None else settings.rate * requests / settings.requests
             sites.append(Site(site, *plan(chosen), requests, rate, settings, churn))
+    _check_losses(sites[0])
     return sites
 
 
 def _part(total: int, number: int, index: int) -> int:
     """Return an equal part of a total."""
     return total // number + (index < total % number)
+
+
+def _check_losses(site: Site) -> None:
+    """Raise :class:`UsageError` if requests at this rate take too long to simulate."""
+    if site.churn is None or site.rate is None:
+        return
+    losses = site.requests / site.rate / (site.churn.up + site.churn.down) * len(site.kinds)
+    if losses * len(site.kinds) > MOST_LOSSES:
+        raise UsageError(
+            f"{site.requests:,} requests at {site.rate:g} per second see about {losses:.3g} losses of devices at a "
+            "site, too many to simulate; raise --rate, or give fewer --requests"
+        )
 
 
 def _plan_site(
