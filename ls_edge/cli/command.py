@@ -185,6 +185,8 @@ def describe(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return str(error)
     what = error.strerror or str(error) or type(error).__name__
+    if what.startswith("No usable temporary directory"):
+        return f"{what}; mount a folder, such as docker --tmpfs /tmp, or set TMPDIR"
     if error.filename is not None:
         what = f"{error.filename}: {what}"
     if error.errno == errno.ENOSPC:

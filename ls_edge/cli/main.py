@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -87,6 +88,8 @@ class _LazyGroup(Group):
                 formatter.write_dl(list(commands.items()))
 
 
+_LOGIN = re.compile(r"(:/+)[^\s/@]*:\S*@")
+"""User and password of a URL, which a message about arguments in the wrong place would repeat."""
 SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 80, "show_default": True}
 
 
@@ -144,7 +147,7 @@ def _fail(message: str, code: int) -> NoReturn:
     interrupts.finishing = True
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
-    line = " ".join(printable(message).split())
+    line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
     with contextlib.suppress(OSError):
         print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
     _drop_unwritable_output()

@@ -14,7 +14,6 @@ import importlib
 import io
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -241,9 +240,12 @@ def local_folder(name: str | Path) -> Path:
     pinned = pin_to_commit(name)
     owner_name, commit = hub_repository(pinned)
     top = cache_folder() / "hub" / owner_name.replace("/", "--")
-    if not (top / commit).is_dir():
-        folder = top / f".{commit}.{secrets.token_hex(4)}"
-        try:
+    top.mkdir(parents=True, exist_ok=True)
+    with folder_lock(top, wait=True):
+        for left in top.glob(".*"):  # of an interrupted download
+            shutil.rmtree(left, ignore_errors=True)
+        if not (top / commit).is_dir():
+            folder = top / f".{commit}"
             ask_hub(
                 pinned,
                 lambda: hub_library().snapshot_download(
@@ -251,10 +253,7 @@ def local_folder(name: str | Path) -> Path:
                 ),
             )
             shutil.rmtree(folder / ".cache", ignore_errors=True)
-            if not (top / commit).is_dir():
-                folder.rename(top / commit)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.rename(top / commit)
     return top / commit
 
 

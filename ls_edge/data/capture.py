@@ -51,7 +51,7 @@ class Capture:
         else:
             capture = cv2.VideoCapture(address)
         if not capture.isOpened():
-            self._answer(NO_VIDEO if self._is_connected() else CLOSED)
+            self._answer(NO_VIDEO if self._has_no_video() else CLOSED)
             return
         silence = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
@@ -93,12 +93,13 @@ class Capture:
             while view:
                 view = view[os.write(self._out, view) :]
 
-    def _is_connected(self) -> bool:
-        """Return whether FFmpeg reached the source in time and reported neither a warning nor an error."""
+    def _has_no_video(self) -> bool:
+        """Return whether FFmpeg received content without video, and reported neither a warning nor an error."""
         ctypes.CDLL(None).fflush(None)  # OpenCV prints with C's buffered streams
         text = os.pread(self._log, 1 << 20, 0).decode(errors="replace")
         levels = map(int, re.findall(r"^\[OPENCV:FFMPEG:(\d+)\]", text, re.M))
-        return "Successfully connected" in text and "timeout" not in text and all(level > 24 for level in levels)
+        has_content = re.search(r"^m=audio|Statistics: [1-9]", text, re.M) and "m=video" not in text
+        return bool(has_content) and "timeout" not in text and all(level > 24 for level in levels)
 
 
 def main() -> None:

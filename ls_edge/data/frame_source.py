@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 _SCHEMES = "rtsp|rtsps|rtspu|rtsph|rtmp|rtmps|rtmpe|rtmpt|http|https|udp|tcp|rtp|srt|mms|mmsh|mmst"
 _STREAM = re.compile(rf"({_SCHEMES})://(.+)", re.IGNORECASE | re.DOTALL)
 _URL = re.compile(r"([a-z][a-z0-9+.-]*:/+)(.*)", re.IGNORECASE | re.DOTALL)
+_NO_SLASHES = re.compile(r".*:.*@", re.DOTALL)
+_VALUES = re.compile(r"([?#;]|[^/?#;=]*=).*", re.DOTALL)
+"""Query, parameters, and fragment behind a path; some cameras have a query as the last part of their path."""
+_KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
 _DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
 _PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:]*)(?::\d*)?(?:[/?#]|\Z)")
@@ -51,20 +55,22 @@ class FrameSource:
 
 
 def visible_name(given: str) -> str:
-    """Return a name that people may see: a URL without user, password, and values of its query; else the name itself.
+    """Return a name that people may see: a URL without user, password, and values; else the name itself.
 
     Passwords may hold any character, escaped or not: when in doubt, more of the address is hidden.
     """
-    url = _URL.fullmatch(given)
+    url = _URL.search(given)
     if url is None:
-        return given
+        return _NO_SLASHES.sub("…@", given)
     rest = url[2]
     path, _, query = rest.partition("?")
     if "@" in path or ("@" in query and not (_PLAIN_HOST.match(rest) and "=" in query.partition("@")[0])):
         rest = rest.rpartition("@")[2]
-        path, _, query = rest.partition("?")
+        path = rest.partition("?")[0]
     if not _PLAIN_HOST.match(path):  # a user and a password without a host
-        path = path.partition(":")[0]
-    keys = [key for key, equals, _ in (pair.partition("=") for pair in re.split("[&;#]", query)) if equals]
-    shown = "&".join(f"{key}=…" for key in keys) or ("…" if query else "")
-    return f"{url[1]}{path.partition('#')[0]}{'?' if shown else ''}{shown}"
+        rest = path.partition(":")[0]
+    found = _VALUES.search(rest)
+    path, values = (rest, "") if found is None else (rest[: found.start()], found[0])
+    keys = "&".join(f"{key}=…" for key in _KEY.findall(values))
+    hidden = keys or "…" * (len(values) > 1)
+    return f"{url[1]}{path}{'?' if hidden else ''}{hidden}"

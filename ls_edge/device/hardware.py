@@ -93,20 +93,24 @@ _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "me
 
 def shows_limits(root: Path = CGROUP, own: Path = OWN_CGROUP) -> bool:
     """Return whether limits of control groups can be read; a container may hide them."""
-    return not text_of(own) or (root.is_dir() and any(root.iterdir()))
+    groups = filter(None, (_control_groups(root, own, controller) for controller in ("cpu", "memory")))
+    return not text_of(own) or all(any(any(folder.glob("*")) for folder in folders) for folders in groups)
 
 
 def _control_groups(root: Path, own: Path, controller: str) -> list[Path]:
     """Return the folders of the control groups of this process, and those above them.
 
-    Version 1 has a tree for each controller. A container sees its own group at the top of the tree, whatever its path.
+    Version 1 has a tree for each controller, or for several. A container sees its own group at the top of the tree,
+    whatever its path.
     """
+    lines = re.findall(r"^\d+:([^:]*):/(.*)$", text_of(own), re.M)
+    paths, tree = [path for names, path in lines if controller in names.split(",")], root
+    if paths:
+        tree = next((one for one in root.glob("*") if controller in one.name.split(",")), root / controller)
     found = []
-    for names, path in re.findall(r"^\d+:([^:]*):/(.*)$", text_of(own), re.M):
-        if not names or controller in names.split(","):
-            tree = root / names if (root / names).exists() else root / controller
-            level = tree if ".." in path else tree / path
-            found += [folder for folder in (level, *level.parents) if folder.is_relative_to(tree)]
+    for path in paths or [path for names, path in lines if not names]:
+        level = tree if ".." in path else tree / path
+        found += [folder for folder in (level, *level.parents) if folder.is_relative_to(tree)]
     return found
 
 

@@ -136,9 +136,10 @@ class Sensors:
     def state(self) -> DeviceState:
         """Read clocks, temperatures, throttling and alarms."""
         temperatures = dict(self._read("temperatures"))
+        found = sorted(path.name for path in self.root.glob("sys/class/devfreq/*") if _GPU_DEVFREQ.search(path.name))
         clocks, limits = (
             dict(self._read(f"core {which}"))
-            | {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read(f"gpu {which}"))}
+            | {f"gpu{found.index(name)}": mhz for name, mhz in self._read(f"gpu {which}")}
             for which in ("clocks", "limits")
         )
         throttled = [why for why, _ in self._read("slowdowns")]

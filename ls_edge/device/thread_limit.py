@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 
-COMMANDS = ("predict", "peer", "run", "serve")
+COMMANDS = ("predict", "peer", "run", "serve", "bench", "build", "verify", "doctor")
 NEEDED = 12 + (os.cpu_count() or 1)
 """Threads that a command starts, without those of its engines: numpy starts one for each core."""
 

@@ -184,21 +184,18 @@ class _Submissions:
 
     def submit_all(self, decoded: Iterable[tuple[int, ImageRef, Any]], concurrency: int, rate: float | None) -> None:
         """Submit the images and wait for their answers, until the run is stopped."""
-        first: float | None = None
+        began = time.monotonic()
         arrivals = poisson_arrivals(rate or 1.0, random.Random(self._source.settings.seed))
         try:
             upcoming = iter(decoded)
             while True:
-                if rate is None:
-                    self._wait_for(concurrency - 1)  # before taking the next image: a camera's frame must be recent
+                if rate is None:  # wait before taking the next image: a camera's frame must be recent
+                    self._wait_for(concurrency - 1)
+                else:
+                    self._wait_until(began + next(arrivals))
                 if self.error or self.stop() or (item := next(upcoming, None)) is None:
                     break
                 _, image, array = item
-                if rate is not None:
-                    first = time.monotonic() if first is None else first
-                    self._wait_until(first + next(arrivals))
-                if self.stop():
-                    break
                 future = self._source.submit(array, name=image.name, label=image.label)
                 self.in_flight.add(future)
                 future.add_done_callback(self._ended.put)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
-from ls_edge.core.files import folder_lock, sync, write_file
+from ls_edge.core.files import folder_lock, remove_left_parts, sync, write_file
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -91,6 +91,7 @@ class FileStore:
         if folder != self._locked:
             self._lock.close()
             self._lock.enter_context(folder_lock(self.folder))
+            remove_left_parts(self.folder)
             self._locked = folder
 
     def _write_file(self, path: Path, content: bytes) -> None:

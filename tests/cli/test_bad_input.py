@@ -270,7 +270,8 @@ CASES = r"""
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
-2 | doctor extra | Got unexpected extra argument (extra)
+2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
+2 | http://u:SE/C@RET@cam/s | unknown command 'http://cam/s'; known here: demo,
 2 | trian | unknown command 'trian'; did you mean 'train'? See
 2 | version | unknown command 'version'; did you mean '--version'? See
 2 | --jason | unknown option '--jason'; did you mean '--version'?

@@ -37,8 +37,8 @@ def limited():
         group.rmdir()
 
 
-@pytest.mark.parametrize("most", [1, 3, 5, 8])
-@pytest.mark.parametrize("name", ["predict", "peer", "run"])
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize("name", ["predict", "peer", "run", "bench"])
 def test_a_limit_of_threads_is_one_line(limited, most, name):
     code, lines, done = limited(most, name)
     assert (code, done.stdout) == (1, "")

@@ -80,8 +80,8 @@ class Camera:
 class File(Camera):
     """A server that answers with a file."""
 
-    def __init__(self, kind, content):
-        self._head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    def __init__(self, kind, content, status="200 OK"):
+        self._head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
         self._content = content
         super().__init__(0)
 

@@ -168,6 +168,11 @@ def test_a_source_of_sound_has_no_video(server):
         open_data(camera.url, "eval")
 
 
+def test_a_wrong_password_is_not_a_source_of_sound():
+    with File("text/html", b"", "401 Unauthorized") as camera, pytest.raises(DataError, match="user, and password"):
+        open_data(camera.url, "eval")
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
@@ -196,6 +201,11 @@ def test_similar_names_are_not_live():
         ("http://cam/s?user=x@SECRET&pwd=SECRET#SECRET", "http://cam/s?user=…&pwd=…"),
         ("http://cam/s?SECRET", "http://cam/s?…"),
         ("rtsp://admin:SECRET", "rtsp://admin"),
+        ("rtsp://cam/user=admin&password=SECRET&channel=1.sdp?real_stream", "rtsp://cam/?user=…&password=…&channel=…"),
+        ("http://cam/s.jpg;password=SECRET#p=SECRET", "http://cam/s.jpg?password=…&p=…"),
+        ("http://cam/s?U0VDUkVU==", "http://cam/s?…"),
+        ("rtsp:admin:SECRET@cam/s", "…@cam/s"),
+        ("camera:rtsp://admin:SECRET@cam/s", "rtsp://cam/s"),
         ("ftp:/u:12/SECRET@[::1]:80/x.jpg", "ftp:/[::1]:80/x.jpg"),
         ("camera:1", "camera:1"),
         ("photos/a@b?c=d.jpg", "photos/a@b?c=d.jpg"),

@@ -64,17 +64,19 @@ def test_free_memory_is_that_of_the_service_and_its_slice(tmp_path):
     assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 24 / 1024)
 
 
-@pytest.mark.parametrize("folder", ["cpu,cpuacct/docker/abc", "cpu,cpuacct", "cpu"])  # on the host, in a container
-def test_limits_of_control_groups_of_version_1_are_read(tmp_path, folder):
+@pytest.mark.parametrize("tree", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+@pytest.mark.parametrize("below", ["docker/abc", ""])  # on the host, in a container
+def test_limits_of_control_groups_of_version_1_are_read(tmp_path, tree, below):
     own, root = tmp_path / "own", tmp_path / "cgroup"
     assert hardware.shows_limits(root, own)
     own.write_text("9:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc\n0::/\n")
     assert not hardware.shows_limits(root, own)
-    memory, cpu = root / folder.replace("cpu,cpuacct", "memory").replace("cpu", "memory"), root / folder
+    cpu, memory = root / tree / below, root / "memory" / below
     for place, files in (
         (cpu, {"cpu.cfs_quota_us": 150_000, "cpu.cfs_period_us": 100_000}),
         (memory, {"memory.limit_in_bytes": 400 * 2**20, "memory.usage_in_bytes": 100 * 2**20}),
     ):
+        assert not hardware.shows_limits(root, own)
         place.mkdir(parents=True)
         for name, value in files.items():
             (place / name).write_text(f"{value}\n")

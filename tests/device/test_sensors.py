@@ -200,9 +200,12 @@ def test_throttling_is_read_on_x86_and_a_raspberry_pi(tmp_path):
 def test_names_of_temperatures_do_not_depend_on_the_zones_that_can_be_read(tmp_path):
     files = {f"sys/class/thermal/thermal_zone{number}/type": "acpitz" for number in (0, 2, 10)}
     files |= {f"sys/class/thermal/thermal_zone{number}/temp": 40_000 + number for number in (0, 2, 10)}
+    files |= {f"sys/class/devfreq/gpu-gpc-{number}/cur_freq": 1_000_000 for number in (0, 1)}
     assert list(tree(tmp_path, files).state().temperatures_c) == ["acpitz 0", "acpitz 10", "acpitz 2"]
-    (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("")  # Wi-Fi sleeps
-    assert list(Sensors(tmp_path).state().temperatures_c) == ["acpitz 10", "acpitz 2"]
+    for name in ("thermal/thermal_zone0/temp", "devfreq/gpu-gpc-0/cur_freq"):  # Wi-Fi sleeps, and a GPU
+        (tmp_path / "sys/class" / name).write_text("")
+    found = Sensors(tmp_path).state()
+    assert (list(found.temperatures_c), list(found.clocks_mhz)) == (["acpitz 10", "acpitz 2"], ["gpu1"])
 
 
 def test_under_voltage_of_the_kernels_driver_throttles(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 from ls_edge.device.watchdog import Watchdog
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
+SIGN = b"READY=1\nWATCHDOG=1"
+
 
 @pytest.fixture
 def systemd(tmp_path, monkeypatch):
@@ -23,12 +25,15 @@ def test_signs_of_life_are_sent_within_the_limit_only(systemd, monkeypatch):
     watchdog = Watchdog()
     for _ in range(1000):
         watchdog.beat()
-    assert systemd.recv(99) == b"WATCHDOG=1"
+    assert systemd.recv(99) == SIGN
     systemd.settimeout(0)
     with pytest.raises(BlockingIOError):
         systemd.recv(99)
     monkeypatch.delenv("WATCHDOG_USEC")
-    Watchdog().beat()
+    unlimited = Watchdog()
+    unlimited.beat()
+    unlimited.beat()
+    assert systemd.recv(99) == SIGN
     with pytest.raises(BlockingIOError):
         systemd.recv(99)
 
@@ -36,7 +41,7 @@ def test_signs_of_life_are_sent_within_the_limit_only(systemd, monkeypatch):
 def test_a_peer_that_hangs_sends_none(systemd, tiny_bundle, tmp_path):
     with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": "all"}) as peers:
         peers.wait_warm()
-        assert [systemd.recv(99) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+        assert [systemd.recv(99) for _ in range(3)] == [SIGN] * 3
         process = peers.processes["a"]
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)

@@ -140,12 +140,7 @@ class Prediction(msgspec.Struct, frozen=True):
         named = ", ".join(f"{printable(one['label'])} {show_percent(one['probability'])}" for one in self.top)
         why = f": {self.why_skipped}" if self.why_skipped else ""
         remark = f", without {len(self.skipped)} of the blocks{why}" if self.skipped else ""
-        return f"{self.clock} {printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
-
-    @property
-    def clock(self) -> str:
-        """The time on the clock of this machine."""
-        return time.strftime("%H:%M:%S", time.localtime(self.time))
+        return f"{_clock(self.time)} {printable(self.image)}: {named}  ({self.latency_ms:.1f} ms{remark})"
 
     def show(self, *, as_json: bool) -> None:
         """Print the answer, or the reason why there is none."""
@@ -156,7 +151,11 @@ class Prediction(msgspec.Struct, frozen=True):
         elif self.error is None:
             click.echo(str(self))
         else:
-            click.echo(f"ls-edge: {self.clock} {self}", err=True)
+            click.echo(f"ls-edge: {_clock(self.time)} {self}", err=True)
+
+
+def _clock(seconds: float | None = None) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def prediction(
@@ -213,7 +212,7 @@ def answers_in_order(
 
     for name, content in frames:
         if wants_reload():
-            reload_source(source, lambda text: click.echo(f"ls-edge: {printable(text)}", err=True))
+            reload_source(source, lambda text: click.echo(f"ls-edge: {_clock()} {printable(text)}", err=True))
         future: Future[Answer] = Future()
         try:
             if isinstance(content, DataError):

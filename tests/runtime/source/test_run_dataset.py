@@ -4,7 +4,9 @@ import dataclasses
 import io
 import random
 import threading
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,8 +33,14 @@ def source(serve_peers, open_source):
 
 
 def test_no_image_is_submitted_before_its_arrival_time(source):
-    run = run_dataset(source, open_data("digits", "eval").take(10), concurrency=1, rate=20.0)
-    times = islice(poisson_arrivals(20.0, random.Random(5)), 10)
+    images, read, begun = open_data("digits", "eval").take(10), [], time.monotonic()
+    last = ImageRef("camera", None, lambda: read.append(time.monotonic() - begun) or images.images[0].read())
+    camera = dataclasses.replace(
+        images, images=(*images.images[:9], last), live=SimpleNamespace(ended=False, close=bool)
+    )
+    run = run_dataset(source, camera, concurrency=1, rate=20.0)
+    times = list(islice(poisson_arrivals(20.0, random.Random(5)), 10))
+    assert read[0] >= times[-1]  # the frame of a camera is not older than that
     assert [record.error for record in run.records] == [None] * 10
     assert all(record.submitted_us >= round(at * 1e6) - 1 for record, at in zip(run.records, times, strict=True))
     assert (run.context.settings["rate"], run.context.seed) == (20.0, 5)

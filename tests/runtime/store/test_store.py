@@ -302,8 +302,14 @@ def test_a_full_disk_drops_the_file_and_is_reported(small_disk):
 
 
 def test_only_one_process_can_use_a_store(store):
+    half = store.folder / ".store.json.99.part"
+    half.touch()
     with pytest.raises(UsageError, match="another process uses"):
         Store(store.folder, BLOCKS)
+    assert half.exists()
+    store.close()
+    Store(store.folder, BLOCKS).close()
+    assert not half.exists()  # left behind in a power cut
 
 
 @pytest.mark.parametrize(
