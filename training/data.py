@@ -8,7 +8,6 @@ Images that cannot be decoded are reported, skipped, and counted.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import warnings
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import DataError, TrainingStopped
+from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import ImageRef
 from ls_edge.data.decoding import decode
 from ls_edge.data.preprocess import Preprocessor
@@ -102,16 +101,25 @@ class Batches:
         self._size = spec.size
         self._pixels: Tensor | None = None
         self._labels = torch.tensor([-1 if image.label is None else image.label for image in images])
-        self._bad = torch.zeros(len(images), dtype=torch.bool)
+        self._bad, self._seen = torch.zeros(2, len(images), dtype=torch.bool)
         if augment != "timm" and len(images) * 3 * spec.size[0] * spec.size[1] <= config.data.cache_mb << 20:
             self._keep(on_decoded)
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def left_out(self) -> int:
-        """Return how many images could not be decoded so far, in any process; all processes must call this method."""
-        return int((self._context.sum(self._bad.int()) > 0).sum())
+    def left_out(self) -> set[str]:
+        """Return the names of the images that cannot be decoded; all processes must call this method.
+
+        Images that were in no batch yet are decoded for it.
+        """
+        if self._pixels is None:
+            for row in (self._context.sum(self._seen.int()) == 0).nonzero().flatten().tolist():
+                pixels, why = self._set[row, 0]
+                if pixels is None:
+                    self._skip(row, why)
+        bad = self._context.sum(self._bad.int()).nonzero().flatten().tolist()
+        return {self._set.images[row].name for row in bad}
 
     def steps(self) -> int:
         """Return the number of batches per epoch; images beyond the last full batch are left out."""
@@ -185,36 +193,21 @@ class Batches:
             collate_fn=list,  # arrays travel through pipes; tensors would need shared memory
             prefetch_factor=4 if self.workers() else None,
         )
-        with _explained():
-            for step, items in enumerate(loader):
-                for row, (pixels, why) in zip(batches[step], items, strict=True):
-                    if pixels is None:
-                        self._skip(row, why)
-                good = [index for index, (pixels, _) in enumerate(items) if pixels is not None]
-                found = np.zeros((len(good), 3, *self._size), np.uint8)  # one layout, whoever decoded
-                for row, index in enumerate(good):
-                    found[row] = items[index][0]
-                yield step, torch.from_numpy(found), good
+        for step, items in enumerate(loader):
+            self._seen[batches[step]] = True
+            for row, (pixels, why) in zip(batches[step], items, strict=True):
+                if pixels is None:
+                    self._skip(row, why)
+            good = [index for index, (pixels, _) in enumerate(items) if pixels is not None]
+            found = np.zeros((len(good), 3, *self._size), np.uint8)  # one layout, whoever decoded
+            for row, index in enumerate(good):
+                found[row] = items[index][0]
+            yield step, torch.from_numpy(found), good
 
     def workers(self) -> int:
         """Return the number of decoding processes."""
         workers = self.config.data.workers
         return default_workers(on_gpu=self._pin) if workers is None else workers
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Raise :class:`TrainingStopped` if a decoding process ends."""
-    try:
-        yield
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        if "DataLoader worker" not in first:
-            raise
-        raise TrainingStopped(
-            f"a decoding process has ended ({first[:200]}), perhaps for lack of memory; continue with --resume, with "
-            "fewer of them (--workers N) or none (0)"
-        ) from None
 
 
 def default_workers(*, on_gpu: bool) -> int:

@@ -89,6 +89,11 @@ def train(
                     training.begin()
                 return training.run(started)
         except RuntimeError as error:
+            if "DataLoader worker" in str(error):  # torch raises it in a signal handler, wherever training is
+                raise TrainingStopped(
+                    f"a decoding process has ended ({str(error).splitlines()[0][:200]}), perhaps for lack of memory; "
+                    "continue with --resume, with fewer of them (--workers N) or none (0)"
+                ) from None
             if not is_out_of_memory(error):
                 raise
             raise TrainingStopped(_memory_advice(config, device, setup)) from None
@@ -100,7 +105,8 @@ def _memory_advice(config: TrainConfig, device: torch.device, setup: Setup | Non
     """Return the error for too little memory, with the remedies that keep the result first."""
     parts = 2 * config.accumulate
     more = "recompute activations (--set checkpointing=true), or take smaller batches, images or models"
-    if setup is not None and not whole_batch_only(setup.task.view) and parts <= config.batch_size:
+    fits = setup is not None and parts <= setup.context.local_batch_size(config.batch_size)
+    if setup is not None and fits and not whole_batch_only(setup.task.view):
         more = f"compute a step in more parts, with the same result (--accumulate {parts}), {more}"
     return (
         f"out of memory on {device} with {config.batch_size} images per step in {counted(config.accumulate, 'part')}; "
@@ -147,7 +153,10 @@ class _Training:
     def __init__(self, setup: Setup, out: Path, progress: TrainingProgress | None) -> None:
         self.setup, self.out = setup, out
         data = "" if setup.data is None else setup.data.fingerprint
-        self.progress = progress or TrainingProgress(data=data, start=setup.start, teacher=setup.teacher)
+        self.imitated = setup.task.imitated()
+        self.progress = progress or TrainingProgress(
+            data=data, imitated=self.imitated, start=setup.start, teacher=setup.teacher
+        )
         self.task, self.config, self.record = setup.task, setup.config, setup.record
         self.reporter, self.context = setup.reporter, setup.context
 
@@ -156,7 +165,13 @@ class _Training:
         if self.setup.data is not None and self.progress.data != self.setup.data.fingerprint:
             raise RunError(
                 f"{self.config.data.source} has changed since {self.out} was started (files were added, removed, "
-                "renamed, exchanged or rewritten); restore it, or start again in another folder with --init"
+                "renamed, exchanged or rewritten, or its classes are in another order); restore it, or start again in "
+                "another folder with --init"
+            )
+        if self.progress.imitated != self.imitated:
+            raise RunError(
+                f"the weights of the start or the teacher have changed since {self.out} was started; restore them, or "
+                "start again in another folder"
             )
         try:
             self.task.load_state(read_tensors(self.out / RESUME)[0])
@@ -186,20 +201,22 @@ class _Training:
 
     def run(self, started: float) -> TrainingResult:
         """Train the remaining epochs, and return the result."""
-        view, data = self.task.view, self.setup.data
+        view = self.task.view
         images = validation = 0
+        skipped: set[str] = set()
         if self.setup.batches is not None:
             train_batches, held = self.setup.batches
             with plain_attention(view, view.device):
                 self._epochs(train_batches, held)
-            images, validation = (len(each) - each.left_out() for each in (train_batches, held))
+            not_trained, not_held = train_batches.left_out(), held.left_out()
+            images, validation = len(train_batches) - len(not_trained), len(held) - len(not_held)
+            skipped = not_trained | not_held
             self._warn_of_results()
         if self.record.problem:
             how = "lower --lr or train longer" if self.config.epochs else "train it before you use its answers"
             self.reporter.warn(f"{self.record.problem}; {how}")
         if self.context.is_main:
             (self.out / RESUME).unlink(missing_ok=True)
-        skipped = set() if data is None else data.skipped
         best = self.progress.best
         return TrainingResult(
             run=str(self.out),

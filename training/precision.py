@@ -8,15 +8,20 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 
+_ATTENTION = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
+]  # fmt: skip
+"""Kernels that torch allows by default."""
 SMALL_MODEL = 1_000_000
 """Number of parameters below which a batch is not enough work for several threads."""
 
@@ -78,7 +83,8 @@ def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
 def own_torch_state() -> Iterator[None]:
     """Undo the modes of the caller that would change results, and restore its random states and threads on exit.
 
-    The modes are gradients, inference, autocast, the default type, and the default device.
+    The modes are gradients, inference, autocast, the default type, the default device, the precision of matrix
+    products, and the kernels of attention.
     """
     states = random.getstate(), np.random.get_state(), torch.get_num_threads(), torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
@@ -87,6 +93,8 @@ def own_torch_state() -> Iterator[None]:
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.device("cpu"))
+        stack.enter_context(_exact_products())
+        stack.enter_context(sdpa_kernel(_ATTENTION))
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         torch.set_default_dtype(torch.float32)
@@ -97,6 +105,24 @@ def own_torch_state() -> Iterator[None]:
             np.random.set_state(states[1])
             torch.set_num_threads(states[2])
             torch.set_default_dtype(states[3])
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Compute products of float32 in float32."""
+    mkldnn: Any = torch.backends.mkldnn  # untyped
+    backends = torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv
+    values, precision = [backend.fp32_precision for backend in backends], "highest"
+    with contextlib.suppress(RuntimeError):  # torch cannot say it if some backends were set alone
+        precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # also that of matrix products
+    mkldnn.conv.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for backend, value in zip(backends, values, strict=True):
+            backend.fp32_precision = value
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import torch
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import DataError
+from ls_edge.core.errors import DataError, LsEdgeError
 from ls_edge.core.files import is_hub, local_folder, pin_to_commit
 from ls_edge.core.logs import OnWarning
 from ls_edge.core.text import counted
@@ -32,7 +33,7 @@ from ls_edge.training.models.small_models import build
 from ls_edge.training.optim import default_rate
 from ls_edge.training.precision import choose_precision, choose_threads, plain_attention
 from ls_edge.training.progress import Reporter
-from ls_edge.training.runs.checkpoint import CONFIG, TrainingProgress, read_record
+from ls_edge.training.runs.checkpoint import CONFIG, WEIGHTS, TrainingProgress, read_record
 from ls_edge.training.runs.initial_weights import NEW_CLASSIFIER, InitialWeights, make_initial_weights
 from ls_edge.training.runs.teacher import Teacher, open_teacher
 from ls_edge.training.split import DataSplit, split_images
@@ -66,7 +67,9 @@ class TrainingImages:
         digests = digests_of(images.images, reporter.advance)
         self.split: DataSplit = split_images(images, digests, config.data.validation, config.data.split_seed, known)
         self.trained_on = KnownImages.of(digests[self.split.train], *known).write()
-        names = "\n".join(f"{image.name}\0{digest}" for image, digest in zip(images.images, digests, strict=True))
+        names = "\n".join(
+            f"{image.label}\0{image.name}\0{digest}" for image, digest in zip(images.images, digests, strict=True)
+        )
         self.fingerprint = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
         self.train: Batches | None = None
         self.held: Batches | None = None
@@ -140,11 +143,8 @@ class Setup:
         self.image = _image_in_force(config, initial)
         torch.set_num_threads(choose_threads(config.threads, initial.view))
         initial.view.to(device)
-        parents = [
-            read_record(run)
-            for run in (None if initial.run is None else initial.run.folder, config.teacher.model)
-            if run is not None and (Path(run) / CONFIG).is_file()
-        ]
+        start = config.model.init if initial.run is None else str(initial.run.folder)
+        parents = [each for path in (start, config.teacher.weights or config.teacher.model) for each in _run_of(path)]
         self.config = _with_split(config, [file for file, _ in parents])
         known = [each for _, record in parents if (each := KnownImages.read(record.trained_on)) is not None]
         self.data = TrainingImages(self.images, self.config, known, reporter, context) if config.epochs else None
@@ -206,10 +206,6 @@ class Setup:
                     f"{found.problem}; its answers are not used: name the order (--class-order FILE), or "
                     "train a new classifier first (--method sequential)"
                 )
-        if self.start is not None and self.start.problem:
-            torch.manual_seed(config.seed)
-            fresh, weights = build(initial.model, initial.args).weights(), initial.view.weights()
-            initial.view.load_weights({**weights, **{name: fresh[name] for name in initial.view.classifier}})
 
     def _build(
         self, initial: InitialWeights, teacher: Teacher | None, trained_on: str, *, judges: bool
@@ -219,6 +215,10 @@ class Setup:
         with plain_attention(view, self.device):
             if self.batches is not None and judges:
                 self._judge(initial, teacher)
+        if self.start is not None and self.start.problem:
+            torch.manual_seed(config.seed)
+            fresh, weights = build(initial.model, initial.args).weights(), view.weights()
+            view.load_weights({**weights, **{name: fresh[name] for name in view.classifier}})
         name = _method_name(config, initial, reporter)
         method = make_method(name, config.method_args)
         if self.start is not None and self.start.problem:
@@ -273,6 +273,15 @@ def with_compiler(config: TrainConfig, device: torch.device, warn: OnWarning) ->
 
 def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **changes))
+
+
+def _run_of(path: str | None) -> list[tuple[RunFile, RunRecord]]:
+    """Return the configuration of a run, or of the run that a file of weights belongs to, if it is one."""
+    folder = Path(path or "")
+    if folder.name == WEIGHTS and folder.is_file():
+        with contextlib.suppress(LsEdgeError):  # another program's configuration
+            return [read_record(folder.parent)]
+    return [read_record(folder)] if path and (folder / CONFIG).is_file() else []
 
 
 def _with_split(config: TrainConfig, parents: Sequence[RunFile]) -> TrainConfig:

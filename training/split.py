@@ -42,7 +42,8 @@ def split_images(
     groups: dict[int, list[int]] = {}
     for row, digest in enumerate(digests.tolist()):
         groups.setdefault(digest, []).append(row)
-    in_start = {digest for each in known for digest in digests[each.contains(digests)].tolist()}
+    every = [each for each in known if not each.is_sample]  # leaving out a sample would hide that others are known
+    in_start = {digest for each in every for digest in digests[each.contains(digests)].tolist()}
     order = sorted(groups, key=lambda digest: (digest in in_start, _draw(seed, digest)))
     by_class: dict[int, list[int]] = {}
     for digest in order:

@@ -8,6 +8,7 @@ rates are Python numbers, and losses stay on the device.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +34,9 @@ from ls_edge.training.runs.teacher import Teacher, TeacherCriterion
 from ls_edge.training.validation import Validation, validate
 
 _layers: Any = timm.layers  # it re-exports its classes without declaring them
-_RANDOM = (nn.modules.dropout._DropoutNd, _layers.DropPath, _layers.PatchDropout)
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, _layers.DropPath, _layers.PatchDropout)
+_SHARES = ("p", "dropout", "drop_prob", "prob")
+"""Attributes of these modules that are the share to drop."""
 CHECK_EVERY = 16
 """Steps between checks of the loss, which wait for the device; a larger number detects NaN later."""
 
@@ -186,6 +189,14 @@ class TrainingTask:
         arrangements = self.method.validation(self.bands, self.config.validation_orders, self.config.seed)
         return validate(self.evaluated, arrangements, batches, self.normalize, self.dtype, self.context)
 
+    def imitated(self) -> str:
+        """Return a digest of the weights that training imitates."""
+        digest = hashlib.sha256()
+        for model in (self.method.teacher, None if self._teacher is None else self._teacher.model):
+            for value in () if model is None else model.state_dict().values():
+                digest.update(value.cpu().contiguous().numpy())
+        return digest.hexdigest()
+
     def state(self) -> dict[str, Tensor]:
         """Return weights, the optimizer's moments, and averaged weights by name."""
         moments = {
@@ -221,7 +232,6 @@ def whole_batch_only(view: nn.Module) -> str:
         name = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"{name} normalizes by the images of a batch"
-        share = next((float(getattr(module, key, 0.0) or 0.0) for key in ("p", "drop_prob", "prob")), 0.0)
-        if isinstance(module, _RANDOM) and share:
+        if isinstance(module, _RANDOM) and any(getattr(module, key, 0.0) for key in _SHARES):
             return f"{name} draws random numbers for a batch (rates in model.args, or method_args.dropout)"
     return ""

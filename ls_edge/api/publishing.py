@@ -95,7 +95,7 @@ def _evaluation(folder: Path, weights: str) -> Evaluation | None:
         found = read_json(path, Evaluation)
     except InvalidDocument as error:
         raise DataError(f"{path} is not a document of 'ls-edge eval --json'{error}; write it again") from None
-    if found.settings.get("weights") != weights:
+    if found.settings.get("weights") != weights or found.models is not None:
         raise DataError(
             f"{path} has the results of another model, or of this one before it was trained again; write it again with "
             f"'ls-edge eval {folder} --data DATA --json', or remove it"

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ls_edge
 
@@ -15,11 +16,21 @@ MODES = {
     "autocast": functools.partial(torch.autocast, "cpu", torch.bfloat16),
     "float64": None,
     "meta": functools.partial(torch.device, "meta"),
+    "math": functools.partial(sdpa_kernel, SDPBackend.MATH),
+    "products": None,
 }
 
 
 @contextlib.contextmanager
 def mode(name):
+    if name == "products":
+        torch.set_float32_matmul_precision("medium")
+        try:
+            yield
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        return
     if name != "float64":
         with MODES[name]():
             yield

@@ -385,10 +385,12 @@ def test_a_list_of_classes_numbers_them_and_keeps_the_classifier_of_a_file(tmp_p
         train(config, tmp_path / "other", reporter=Silent())
 
 
-@pytest.mark.parametrize("change", ["delete", "exchange"])
+@pytest.mark.parametrize("change", ["delete", "exchange", "order"])
 def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
     data = numbered(tmp_path / "data", ("cat", "dog", "eel"))
-    config = settings(str(data), model="vit_digits", epochs=3, batch_size=4)
+    order = tmp_path / "order.txt"
+    order.write_text("cat\ndog\neel\n")
+    config = settings(str(data), model="vit_digits", epochs=3, batch_size=4, class_order=str(order))
 
     class Stops(Silent):
         def finished(self, metrics, epochs):
@@ -398,6 +400,8 @@ def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
         train(config, tmp_path / "run", reporter=Stops())
     if change == "delete":
         (data / "cat" / "cat-1.png").unlink()
+    elif change == "order":
+        order.write_text("eel\ndog\ncat\n")
     else:
         (data / "cat").rename(data / "x")
         (data / "dog").rename(data / "cat")

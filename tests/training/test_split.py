@@ -103,6 +103,8 @@ def test_images_of_the_start_do_not_validate_while_there_are_others(tmp_path):
         found = split_images(images, digests, part, seed, [start])
         assert set(found.held) <= set(first.held)
         assert found.known == 0
+    sample = KnownImages(24_000, start.digests[:24])  # half of them
+    assert split_images(images, digests, 0.5, 3, [sample]).known == pytest.approx(24, abs=10)  # 24 of 30
     everything = split_images(images, digests, 0.2, 1, [KnownImages.of(digests)])
     assert everything.known == len(everything.held) == 12
 

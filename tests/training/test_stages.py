@@ -38,15 +38,19 @@ def all_digests(data):
 
 def stage(folder, out, data=None, **flags):
     reporter = Silent()
-    train(settings(str(data or folder / "data"), init=str(folder / "start"), **flags), out, reporter=reporter,
-          model_named=False)  # fmt: skip
+    config = settings(str(data or folder / "data"), **{"init": str(folder / "start" / flags.pop("file", "")), **flags})
+    train(config, out, reporter=reporter, model_named=False)
     return trained_digests(out), [text for text in reporter.warnings if "training images of the start" in text]
 
 
 @pytest.mark.parametrize(
     "flags",
-    [{"seed": 2, "changes": ["data.validation=0.3"]}, {"changes": ["data.split_seed=5"]}],
-    ids=["validation", "split"],
+    [
+        {"seed": 2, "changes": ["data.validation=0.3"]},
+        {"changes": ["data.split_seed=5"]},
+        {"seed": 2, "file": "model.safetensors"},
+    ],
+    ids=["validation", "split", "file"],
 )
 def test_a_second_stage_does_not_validate_on_what_its_start_was_trained_on(folder, tmp_path, flags):
     known, warnings = stage(folder, tmp_path / "run", **flags)

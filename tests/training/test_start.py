@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ls_edge.core.errors import RunError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.training.loop import train
@@ -69,6 +70,24 @@ def test_a_start_that_fits_is_imitated_without_a_word(folder, tmp_path):
     order = ["data.augment=none", f"data.class_order={tmp_path / 'order.txt'}"]
     result, _, warnings = trained(folder, tmp_path / "named", folder / "renamed", changes=order)
     assert (result.start_top1 > 0.9, warnings) == (True, [])
+
+
+@pytest.mark.parametrize("role", ["init", "teacher"])
+def test_a_run_is_not_resumed_with_other_answers_to_imitate(folder, tmp_path, role):
+    class Stops(Silent):
+        def finished(self, metrics, epochs):
+            raise KeyboardInterrupt
+
+    shutil.copytree(folder / "run", tmp_path / role)
+    more = {"init": {"method": "shared"}, "teacher": {}}[role]
+    config = settings(str(folder / "data"), **{role: str(tmp_path / role)}, **more)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", reporter=Stops())
+    path = tmp_path / role / "model.safetensors"
+    save_file({name: value * 1.01 for name, value in load_file(path).items()}, tmp_path / "other")
+    (tmp_path / "other").rename(path)
+    with pytest.raises(RunError, match="the weights of the start or the teacher have changed since"):
+        train(config, tmp_path / "run", reporter=Silent(), resume=True)
 
 
 @pytest.mark.parametrize("fits", [True, False])

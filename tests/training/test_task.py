@@ -9,6 +9,7 @@ import torch
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.setup import with_compiler
+from ls_edge.training.task import whole_batch_only
 from tests.training import trainings
 from tests.training.trainings import SMALL
 
@@ -30,6 +31,17 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
     assert len(runs) == 3
     for plain, again in zip(*found, strict=True):
         torch.testing.assert_close(plain, again)
+
+
+@pytest.mark.parametrize("rate", ["drop", "attn_drop", "proj_drop", "pos_drop", "drop_path", "patch_drop"])
+def test_models_that_draw_for_a_batch_need_all_of_it(rate):
+    view = build("vit_digits", {**SMALL, f"{rate}_rate": 0.2}).train()
+    before = torch.get_rng_state()
+    view(torch.zeros(2, 3, 16, 16))
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert "draws random numbers for a batch" in whole_batch_only(view)
+    assert whole_batch_only(build("vit_digits", {**SMALL, f"{rate}_rate": 0.0})) == ""
+    assert whole_batch_only(torch.nn.TransformerEncoderLayer(8, 2, dropout=0.1).self_attn)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ class TrainingProgress(msgspec.Struct, frozen=True):
     """Accuracy of the initial model in trained order; None if it was not trained on these classes."""
     teacher: Judgment | None = None
     data: str = ""
-    """Digest of the names and contents of the training images."""
+    """Digest of the labels, names, and contents of the training images."""
+    imitated: str = ""
+    """Digest of the weights that training imitates."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:
