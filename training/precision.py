@@ -18,9 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 
-_ATTENTION = [
-    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
-]  # fmt: skip
+_ATTENTION = [getattr(SDPBackend, f"{kind}_ATTENTION") for kind in ("FLASH", "EFFICIENT", "CUDNN")] + [SDPBackend.MATH]
 """Kernels that torch allows by default."""
 SMALL_MODEL = 1_000_000
 """Number of parameters below which a batch is not enough work for several threads."""

@@ -71,8 +71,6 @@ class TrainingImages:
             f"{image.label}\0{image.name}\0{digest}" for image, digest in zip(images.images, digests, strict=True)
         )
         self.fingerprint = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
-        self.train: Batches | None = None
-        self.held: Batches | None = None
         held, source = len(self.split.held), images.source
         if self.split.copies:
             reporter.note(f"{source}: {counted(self.split.copies, 'image')} are copies of others; copies are not split")
