@@ -28,7 +28,7 @@ from ls_edge.core.closing import Closing
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.text import counted
 from ls_edge.data import capture as protocol
-from ls_edge.data.frame_source import FrameSource, visible_name
+from ls_edge.data.frame_source import FrameSource
 from ls_edge.device.requirements import need, require_import
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
@@ -56,8 +56,6 @@ def frames(given: str) -> Generator[np.ndarray, None, None]:
     """
     source = FrameSource.parse(given)
     if source is None:
-        if not Path(given).exists():
-            raise DataError(f"{visible_name(given)}: no such file; check the path")
         yield from VideoFile(given)
         return
     with LiveFrames(source) as live:
@@ -76,10 +74,10 @@ class LiveFrames(Closing):
         self.is_photo = False
         """Whether the source is a single image, which every call of :meth:`read` returns."""
         self.problem = ""
-        """Reason why there are no more frames."""
+        """Reason why there are no more frames; empty until the end."""
         self.taken = 0
         """Number of frames that were returned."""
-        self._what = source.what
+        self._what = f"camera {source.address}" if source.is_device else source.name
         self._photo: np.ndarray | None = None
         self._lock = threading.Lock()
         self._process = subprocess.Popen(  # noqa: S603  our own interpreter and script
@@ -100,16 +98,11 @@ class LiveFrames(Closing):
                 problem = f"{self._what} has no video; name a stream with one"
             if kind != protocol.OPENED:
                 raise DataError(problem)
-            if not source.is_device and str(source.address).startswith("http"):  # or a stream
+            if str(source.address).startswith("http"):  # it may lead to a single image
                 self.is_photo = self._ask("single", self._silence)[0] == protocol.SINGLE
         except BaseException:
             self.close()
             raise
-
-    @property
-    def ended(self) -> bool:
-        """Whether there will be no more frames."""
-        return bool(self.problem)
 
     def read(self) -> np.ndarray:
         """Wait for a new frame and return the newest one as RGB pixels, uint8 ``[H, W, 3]``.
@@ -248,7 +241,8 @@ def _rgb(frame: np.ndarray) -> np.ndarray:
 
 def _open(path: str, problem: str) -> Any:
     """Open a video with OpenCV's log silenced; raise :class:`DataError` with ``problem`` if that fails."""
-    cv2 = opencv()
+    require_import(_USE, ("cv2",), "camera")
+    cv2: Any = importlib.import_module("cv2")
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)
     logs.setLogLevel(logs.LOG_LEVEL_SILENT)
@@ -262,9 +256,3 @@ def _open(path: str, problem: str) -> Any:
     if not capture.isOpened():
         raise DataError(problem)
     return capture
-
-
-def opencv() -> Any:
-    """Return the module of OpenCV; raise :class:`UsageError` if it cannot be imported."""
-    require_import(_USE, ("cv2",), "camera")
-    return importlib.import_module("cv2")

@@ -40,11 +40,6 @@ class FrameSource:
         return None
 
     @property
-    def what(self) -> str:
-        """The source in a message."""
-        return f"camera {self.address}" if self.is_device else self.name
-
-    @property
     def advice(self) -> str:
         """Advice on a source that cannot be opened."""
         if self.is_device:

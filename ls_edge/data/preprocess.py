@@ -145,7 +145,7 @@ def iterate(
                 array, milliseconds = future.result()
             except DataError as error:
                 first = first or error
-                if live is not None and live.ended:
+                if live is not None and live.problem:
                     break
                 if on_skip is not None:
                     on_skip(image, error)

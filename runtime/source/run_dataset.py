@@ -89,7 +89,7 @@ def run_dataset(
     if len(skipped) == len(images) and not run.records:  # peers rejected them
         raise DataError(f"{images.source}: none of {len(images)} images can be used; the first: {skipped[0][1]}")
     given_up = run.give_up()
-    if images.live is not None and images.live.ended:
+    if images.live is not None and images.live.problem:
         images = replace(images, images=images.images[: images.live.taken])  # the frames that existed
     context = _context(source, run, images, skipped, concurrency, rate)
     return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)

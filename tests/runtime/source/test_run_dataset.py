@@ -36,7 +36,7 @@ def test_no_image_is_submitted_before_its_arrival_time(source):
     images, read, begun = open_data("digits", "eval").take(10), [], time.monotonic()
     last = ImageRef("camera", None, lambda: read.append(time.monotonic() - begun) or images.images[0].read())
     camera = dataclasses.replace(
-        images, images=(*images.images[:9], last), live=SimpleNamespace(ended=False, close=bool)
+        images, images=(*images.images[:9], last), live=SimpleNamespace(problem="", close=bool)
     )
     run = run_dataset(source, camera, concurrency=1, rate=20.0)
     times = list(islice(poisson_arrivals(20.0, random.Random(5)), 10))
