@@ -139,8 +139,6 @@ def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards:
 def _print(document: PlanDocument) -> None:
     console = open_console()
     console.print(f"{_VERDICTS[document.recommendation]}: {document.reason}.")
-    if document.advantages:
-        console.print(f"The placement below offers: {'; '.join(document.advantages)}.")
     held = [
         (name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
         for name, blocks in document.placement.items()

@@ -10,7 +10,7 @@ import msgspec
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
 from ls_edge.core.text import counted, show
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
-from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
 
 NO_WORSE = 0.01
 """Relative difference up to which estimates count as equal."""
@@ -52,8 +52,6 @@ class PlanDocument(msgspec.Struct, frozen=True):
     expected: Expected
     baselines: dict[str, Expected | None]
     """``single``, ``replicate``, ``round_robin``, ``equal_split``; null without memory for one or with one device."""
-    advantages: list[str]
-    """Benefits of a split, if it is not recommended."""
     solver: str
     """``exact`` if no placement is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
@@ -69,7 +67,7 @@ def plan_document(
 ) -> PlanDocument:
     """Compare the plan with one device and with replicas, and recommend one of the three."""
     best = planned.best
-    recommendation, reason, advantages = _judge(problem, objective, planned)
+    recommendation, reason = _judge(problem, objective, planned)
     others = {"single": planned.single, "replicate": planned.copies, **planned.baselines}
     return PlanDocument(
         bundle_id=bundle_id,
@@ -84,7 +82,6 @@ def plan_document(
         max_batch={device.name: device.max_batch for device in problem.devices},
         expected=_expected(best),
         baselines={name: None if other is None else _expected(other) for name, other in others.items()},
-        advantages=advantages,
         solver="exact" if planned.is_exact else "heuristic",
         assumptions=assumptions,
     )
@@ -96,10 +93,8 @@ def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
     return min(_MOST_AT_ONCE, _AT_ONCE * (1 + batches))
 
 
-def _judge(
-    problem: PlanningProblem, objective: Objective, planned: PlannedPlacement
-) -> tuple[Recommendation, str, list[str]]:
-    """Return the recommendation, its reason, and the benefits of a split if it is not recommended."""
+def _judge(problem: PlanningProblem, objective: Objective, planned: PlannedPlacement) -> tuple[Recommendation, str]:
+    """Return the recommendation and its reason."""
     known = [one for one in (planned.single, planned.copies) if one is not None]
     placement = planned.best.placement
     if not known:
@@ -107,7 +102,7 @@ def _judge(
         alike = len({memory for _, memory in held}) == 1
         each = f"{held[0][1]} each" if alike else ", ".join(f"{memory} on {name}" for name, memory in held)
         reason = f"no device has memory for the whole model; split over {counted(len(held), 'device')}: {each}"
-        return "split", reason, []
+        return "split", reason
     is_split = planned.best is not planned.copies and sum(map(bool, planned.best.placement.values())) > 1
     best = known[0]
     for other in (*known[1:], *([planned.best] if is_split else ())):
@@ -122,21 +117,7 @@ def _judge(
     reason += f", against {' and '.join(texts)}" if texts else "; there is no other device"
     if best is planned.single:
         reason = f"{_called(problem, best)}, {reason}"
-    advantages = _advantages(problem, planned.best, best) if is_split and best is not planned.best else []
-    return _kind(problem, best), reason, advantages
-
-
-def _advantages(problem: PlanningProblem, split: Candidate, best: Candidate) -> list[str]:
-    """Return the benefits of a split over the recommendation."""
-    found = [
-        f"{_estimate(objective, split)} against {_estimate(objective, best)}"
-        for objective in OBJECTIVES
-        if _is_better(objective, split, best)
-    ]
-    most = max(len(set(parts) - ENDS.keys()) for parts in split.placement.values())
-    if most < problem.num_blocks:
-        found.append(f"at most {most} of {counted(problem.num_blocks, 'block')} in the memory of a device")
-    return found
+    return _kind(problem, best), reason
 
 
 def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
