@@ -15,7 +15,6 @@ import zmq
 TIERS = ("unit", "processes", "release")
 FOLDER = Path(__file__).parent
 PLACES = {
-    "api/test_cluster.py": "processes",
     "benchmarks": "release",
     "cli": "processes",
     "conformance": "release",

@@ -192,13 +192,19 @@ class Decisions:
         """Set the rules of a source or a peer."""
         self.rules = rules
         self._actions = {
-            RunHere: lambda request, step: self.run_here(request, step.block),
+            RunHere: self._run_here,
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
-            OutOfBudget: lambda request, _step: rules.out_of_budget(request),
+            OutOfBudget: self._end,
             **rules.actions,
         }
+
+    def _run_here(self, request: HeldRequest, step: RunHere) -> None:
+        self.run_here(request, step.block)
+
+    def _end(self, request: HeldRequest, _step: OutOfBudget) -> None:
+        self.rules.out_of_budget(request)
 
     # Choice of the requests to decide.
 

@@ -54,7 +54,7 @@ def test_a_variable_never_contradicts_a_flag(command, tmp_path):
     assert "findings" in json.loads(out), errors
 
 
-@pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "apply", "status"])
+@pytest.mark.parametrize("name", ["run", "predict", "serve", "peer", "apply"])
 def test_the_help_names_each_variable(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0
