@@ -11,7 +11,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import itertools
 import lzma
 import os
 import re
@@ -58,8 +57,8 @@ _MOST_FOLDERS, _MOST_LETTERS = 40, 255
 """Maximum depth of a folder, and maximum length of a name, as on Linux."""
 _MOST_AGAIN = 100_000
 """Maximum number of files and folders that are listed again because several links lead to their folder."""
-_MOST_HEADER, _MOST_GLOBAL, _MOST_PIECES = 1 << 20, 100, 1024
-"""Maximum bytes of a header in a tar, global settings of a tar, and pieces of a sparse file."""
+_MOST_HEADER, _MOST_GLOBAL = 1 << 20, 100
+"""Maximum bytes of a header in a tar, and global settings of a tar."""
 _DIGITS = re.compile(rb"[0-9]{64}")
 BROKEN, OUTSIDE, IRREGULAR, EMPTY, HIDDEN, STRAY, UNLABELED, DEEP, LARGE = (
     "broken link", "link out of the archive", "not a regular file", "empty", "hidden", "not in a class folder",
@@ -75,22 +74,14 @@ class ImageFile:
     source: str | bytes = field(repr=False)
     """Path of the file or tar, or the content of a tar."""
     size: int
-    pieces: tuple[tuple[int, int, int], ...] | None = None
-    """Position in the file, offset in ``source``, and length of each piece, with zeros between; None for all of it."""
+    offset: int = 0
+    """Position of the content in ``source``."""
 
     def __call__(self) -> bytes:
         """Return the content; raise :class:`DataError` if it cannot be read."""
-        if self.pieces is None and isinstance(self.source, str):
-            return read_image(self.source)
-        if self.size > MAX_BYTES:  # a sparse tar in a tar
-            raise DataError(f"a file in a tar is {LARGE}; unpack the tar")
-        content = bytearray(self.size)
-        for position, offset, length in self.pieces or ((0, 0, self.size),):
-            if isinstance(self.source, bytes):
-                content[position : position + length] = self.source[offset : offset + length]
-            else:
-                content[position : position + length] = read_image(self.source, offset, length)
-        return bytes(content)
+        if isinstance(self.source, bytes):
+            return self.source[self.offset : self.offset + self.size]
+        return read_image(self.source, self.offset, self.size)
 
 
 @dataclass
@@ -337,12 +328,7 @@ class _Headers:
 
 def _read_archive(file: ImageFile) -> _TarFolder:
     """Return the top folder of a tar, which may be inside another tar; raise TarError."""
-    source, start, end = file.source, 0, file.size
-    if file.pieces is not None and len(file.pieces) > 1:
-        source = file()
-    elif file.pieces:
-        ((_, start, length),) = file.pieces
-        end = start + length
+    source, start, end = file.source, file.offset, file.offset + file.size
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
         stream.seek(start)
         magic = stream.read(6)
@@ -399,16 +385,8 @@ def _member(member: tarfile.TarInfo, source: str | bytes) -> ImageFile | _Link |
         parts = _parts(member.linkname[: _MOST_FOLDERS * _MOST_LETTERS])
         is_outside = member.issym() and member.linkname.startswith("/")
         return OUTSIDE if is_outside else _Link(parts, is_hard=member.islnk())
-    holes: Any = member.sparse  # declared as a number by mistake
-    found = holes or [(0, member.size)]
-    ends = itertools.accumulate((length for _, length in found), initial=member.offset_data)
-    are_inside = all(0 <= position <= position + length <= member.size for position, length in found)
-    is_large = bool(holes) and member.size > MAX_BYTES >> 2  # its zeros come from nowhere
-    if not member.isreg() or len(found) > _MOST_PIECES or is_large or not are_inside:
-        return IRREGULAR
-    return ImageFile(
-        source, member.size, tuple((position, at, length) for (position, length), at in zip(found, ends, strict=False))
-    )
+    is_usable = member.isreg() and not member.issparse() and member.size >= 0
+    return ImageFile(source, member.size, member.offset_data) if is_usable else IRREGULAR
 
 
 def _ending(name: str) -> str:

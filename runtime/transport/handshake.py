@@ -11,7 +11,6 @@ belongs to one name, and with CURVE to the owner of the key.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 
@@ -31,8 +30,6 @@ MAX_SOURCES = 256
 """Limit on linked processes that are not peers of ``peers.yaml``."""
 REST_AFTER = 1.0
 """Seconds for which a second connection between two peers is kept, so that messages in flight arrive."""
-TWO_AFTER = 10.0
-"""Seconds after which two processes with one name both count as alive; the end of an earlier one is noticed sooner."""
 _MAX_REASON = 200
 """Maximum length of the reason of a BYE, in characters."""
 
@@ -56,8 +53,6 @@ class LinkedProcesses:
         self._incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Time at which to close the connection to a peer that this process dialed, if there is another."""
-        self._two_at: dict[str, float] = {}
-        """Time at which two linked processes with the name of a peer both count as alive."""
 
     def change(self, peers: PeersFile) -> None:
         """Use the peers of this file from now on, and greet those again whose links have no accepted WELCOME."""
@@ -99,19 +94,7 @@ class LinkedProcesses:
         links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialed) != keeps_own))
         if is_new and self._has_spare_link(name):
             self._rest_at[name] = now + REST_AFTER
-        if name in self.listed and self._is_two(name):
-            self._two_at.setdefault(name, now + TWO_AFTER)
         return is_new
-
-    def _is_two(self, name: str) -> bool:
-        return len({self._incarnation_of[link] for link in self.links_of.get(name, ())}) > 1
-
-    def due_twos(self, now: float) -> list[str]:
-        """Return the names that two running processes share."""
-        due = [name for name, at in self._two_at.items() if at <= now]
-        for name in due:
-            del self._two_at[name]
-        return [name for name in due if self._is_two(name)]
 
     def _has_spare_link(self, name: str) -> bool:
         """Return whether a peer has dialed as well, and that connection is to be kept."""
@@ -157,7 +140,7 @@ class LinkedProcesses:
     def next_due(self) -> float:
         """Time of the next of :meth:`due_greetings` or :meth:`due_rests`, or infinity."""
         greetings = (at for at, _ in self.greeting_due.values())
-        return min(itertools.chain(greetings, self._rest_at.values(), self._two_at.values()), default=float("inf"))
+        return min((*greetings, *self._rest_at.values()), default=float("inf"))
 
     def due_greetings(self, now: float) -> list[Link]:
         """Return the links on which HELLO is due, and schedule the next one."""
@@ -225,12 +208,6 @@ class Handshake:
             self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
             self._send(link, self.hello())
-        for name in self._linked.due_twos(now):
-            why = (
-                f"two processes on different ports or machines are {name!r}; stop one, or give it its own name and key"
-            )
-            self.problems.note(name, "greeting", why)
-            self._refused.count("two of one name", name, why)
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
         """Admit or refuse the process that HELLO or WELCOME describes."""

@@ -36,7 +36,6 @@ _DROPPED = {
     "before hello": "dropped a message",
     "complaints": "a neighbor complains",
     "hello refused": "refused a process",
-    "two of one name": "two processes have one name",
 }
 
 

@@ -7,7 +7,6 @@ import lzma
 import os
 import pickle  # noqa: TID251 - torch's loader does this to readers; nothing is read from outside
 import shutil
-import subprocess
 import tarfile
 
 import numpy as np
@@ -94,7 +93,7 @@ def content(source):
 
 @pytest.mark.parametrize("prefix", ["", "./", "d/", "/abs/d/"])
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_links_and_holes_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
+def test_links_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
     """``ln cat/*.png subset/`` before ``tar`` must not lose a class."""
     top = write_folder(tmp_path / "d", {"cat/1.png": b"one", "cat/2.png": b"two"})
     (top / "subset").mkdir()
@@ -115,20 +114,6 @@ def test_links_and_holes_of_a_tar_are_read_like_files(tmp_path, prefix, mode):
     assert content(top) == content(path) == wanted
     names = [[image.name for image in open_data(str(source), "eval").images] for source in (top, path)]
     assert names[0] == names[1]
-
-
-@pytest.mark.processes
-def test_a_sparse_member_has_its_zeros(tmp_path):
-    file = tmp_path / "d" / "cat" / "1.png"
-    file.parent.mkdir(parents=True)
-    with file.open("wb") as stream:
-        stream.write(b"start")
-        stream.seek(1 << 20)
-        stream.write(b"end")
-    write_folder(tmp_path / "d", {"cat/2.png": b"two"})
-    subprocess.run(["tar", "--sparse", "-cf", tmp_path / "d.tar", "d"], cwd=tmp_path, check=True)
-    assert (tmp_path / "d.tar").stat().st_size < 1 << 19
-    assert content(tmp_path / "d.tar") == content(tmp_path / "d")
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -187,8 +172,7 @@ LINK, FILE = tarfile.SYMTYPE, tarfile.REGTYPE
         ([("a/" * 5000 + "2.png", FILE, "", {})], 1, {"name too long": 1}),
         ([("x" * 5000 + "/2.png", FILE, "", {})], 1, {"name too long": 1}),
         ([("cat/x", FILE, "", sparse(1 << 40, f"0,1,{(1 << 40) - 1},0"))], 1, {"not a regular file": 1}),
-        ([("cat/x", FILE, "", sparse(1 << 20, f"-5,{1 << 40},7,-1"))], 1, {"not a regular file": 1}),
-        ([("cat/x", FILE, "", sparse(1 << 20, ",".join(f"{i},0" for i in range(2000))))], 1, {"not a regular file": 1}),
+        ([("cat/x", FILE, "", sparse(1 << 20, "0,1"))], 1, {"not a regular file": 1}),
         ([("9" * 60 + "/2.png", FILE, "", {})], 2, {}),
     ],
 )

@@ -9,12 +9,10 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport import handshake
 from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES, REST_AFTER
 from ls_edge.runtime.transport.problems import COMPLAINTS_A_SECOND
 
@@ -273,19 +271,6 @@ def test_a_connection_of_an_earlier_process_does_not_replace_one(scripted_pair):
     b, _, _, ends = scripted_pair(78, 77)
     assert not ends.poll(1000 * REST_AFTER + 500)
     assert b.snapshot.linked == {"a"}
-
-
-def test_two_living_processes_of_one_name_are_named(file, bundle, peer, serve, monkeypatch, wait_until, caplog):
-    """As after a copy of a board's card: each took the other's place again and again."""
-    monkeypatch.setattr(handshake, "TWO_AFTER", 0.2)
-    serve(Peer(file, "b", bundle))
-    wait_until(lambda: "b" in peer.machine.neighbors.by_name)
-    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    elsewhere = msgspec.structs.replace(file.peer("b"), address=address, bind=address)
-    serve(Peer(msgspec.structs.replace(file, peers=(file.peer("a"), elsewhere)), "b", bundle))
-    wait_until(lambda: "two processes have one name" in caplog.text)
-    (record,) = [record for record in caplog.records if record.getMessage() == "two processes have one name"]
-    assert record.why.startswith("two processes on different ports or machines are 'b'; stop one")
 
 
 def test_when_one_of_two_processes_of_a_name_leaves_the_other_one_greets_again(
