@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
@@ -58,15 +57,3 @@ def sign_test_p(ones: int, others: int) -> float:
         return math.erfc(max(0.0, abs(ones - others) - 1) / math.sqrt(2 * count))
     below = sum(math.comb(count, k) for k in range(min(ones, others) + 1))
     return min(1.0, 2 * below / (1 << count))
-
-
-def images_needed(variance: float, difference: float, tests: int = 1) -> int:
-    """Return the number of images that reveal a mean difference with a power of 0.8, corrected for several tests.
-
-    The number is rounded up to two significant digits.
-    """
-    normal = NormalDist()
-    z = normal.inv_cdf(1 - LEVEL / 2 / max(1, tests)) + normal.inv_cdf(0.8)
-    count = variance * (z / difference) ** 2
-    step = int(10 ** max(0, math.floor(math.log10(max(count, 1))) - 1))
-    return math.ceil(count / step) * step

@@ -27,7 +27,6 @@ _COLORS = {
     "good": ("#1f7f60", "#56c09a"),
     "warn": ("#9a6200", "#e8b04d"),
     "bad": ("#b8401c", "#f08a66"),
-    "shade": ("#f3ddd3", "#37251d"),
 }
 """Colors by name, for light and dark mode."""
 

@@ -208,13 +208,6 @@ class BlockView(nn.Module):
             )
         for name, value in own.items():
             if name not in weights:
-                pooling = {"norm": "fc_norm", "fc_norm": "norm"}.get(name.partition(".")[0], "")
-                if f"{pooling}.weight" in weights:
-                    raise ModelError(
-                        f"the checkpoint has {pooling!r} where this model has {name.partition('.')[0]!r}, so it was "
-                        "made with another pooling; use --set model.args.global_pool="
-                        f"{'avg' if pooling == 'fc_norm' else 'token'}"
-                    )
                 raise ModelError(
                     f"the checkpoint lacks {name!r}, which this model needs; it is incomplete, or belongs to another "
                     "model"

@@ -15,11 +15,8 @@ from ls_edge.analysis.kind import MeasuredKind, Score, number_text, sentence
 from ls_edge.analysis.plan import AnalysisPlan
 from ls_edge.core.text import NOTHING, counted
 from ls_edge.evaluation.measure import Order, Scores, TokenModel
-from ls_edge.evaluation.spread import LEVEL, holm, images_needed, sign_test_p
+from ls_edge.evaluation.spread import LEVEL, holm, sign_test_p
 from ls_edge.report.theme import Chart
-
-SHOWN = 0.01
-"""Difference in accuracy for which the required number of images is estimated."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -93,11 +90,9 @@ class Importance(msgspec.Struct, frozen=True):
                 f"{name} costs most: {100 * worst.cost:.1f} points of accuracy (95 % CI {low:.1f} to {high:.1f}){more}"
             )
         worst = max(changes.values(), key=lambda one: abs(one.cost))
-        changed = max(1, *(one.lost + one.won for one in changes.values())) / worst.images
         return (
             f"cannot tell with {counted(worst.images, 'image')} whether {next(iter(changes)).split()[0]} a block costs "
-            f"accuracy: the largest change, {_points(-worst.cost)}, may be chance; about "
-            f"{images_needed(changed, SHOWN, tests):,} images would show a cost of one point"
+            f"accuracy: the largest change, {_points(-worst.cost)}, may be chance; use more images"
         )
 
 

@@ -12,11 +12,9 @@ from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, number_text
 from ls_edge.core.text import counted, name_blocks, show_percent
 from ls_edge.evaluation.run_summary import wilson
-from ls_edge.evaluation.spread import LEVEL, holm, images_needed
+from ls_edge.evaluation.spread import LEVEL, holm
 from ls_edge.report.theme import Chart
 
-SHOWN = 0.05
-"""Difference in accuracy for which the required number of images is estimated."""
 FOLDS = 5
 """Number of folds of the images, and minimum number of images of a slot."""
 
@@ -77,8 +75,7 @@ def _finding(found: Probe) -> str:
         return (
             f"Cannot tell with {counted(found.images, 'image')} whether the outputs reveal their slot: a linear probe "
             f"reads at most {show_percent(max(value for value, _ in known.values()))}, a guess is right in "
-            f"{show_percent(guess)}. About {images_needed(2 * guess * (1 - guess), SHOWN, len(known)):,} images would "
-            f"show a difference of {100 * SHOWN:.0f} points."
+            f"{show_percent(guess)}. Use more images."
         )
     best = max(proven, key=lambda block: known[block][0])
     low, high = wilson(round(known[best][0] * found.images), found.images) or (0.0, 1.0)

@@ -10,11 +10,8 @@ import msgspec
 from ls_edge.analysis.blocks.slot_outputs import SlotOutputs
 from ls_edge.analysis.kind import MeasuredKind, block_names
 from ls_edge.core.text import counted, name_blocks, show_percent
-from ls_edge.evaluation.spread import LEVEL, chi_square_p, holm, images_needed
+from ls_edge.evaluation.spread import LEVEL, chi_square_p, holm
 from ls_edge.report.theme import Chart
-
-SHOWN = 0.05
-"""Difference in accuracy for which the required number of images is estimated."""
 
 
 class SlotAccuracy(msgspec.Struct, frozen=True):
@@ -46,13 +43,9 @@ def _finding(found: SlotAccuracy) -> str:
     proven = [block for block in rows if ps[block] < LEVEL]
     if not proven:
         images = max(sum(count for _, count, _ in row) for row in rows.values())
-        mean = sum(value * count for row in rows.values() for value, count, _ in row)
-        mean /= sum(count for row in rows.values() for _, count, _ in row)
-        slots = max(map(len, rows.values()))
-        needed = slots * images_needed(2 * max(mean * (1 - mean), 0.01), SHOWN, len(rows) * slots * (slots - 1) // 2)
         return (
             f"Cannot tell with {counted(images, 'image')} whether the slot of a block matters: differences between "
-            f"slots may be chance. About {needed:,} images would show a difference of {100 * SHOWN:.0f} points."
+            "slots may be chance. Use more images."
         )
     block = min(proven, key=lambda one: (ps[one], one))
     (worst, few, bad), (best, many, good) = min(rows[block]), max(rows[block])

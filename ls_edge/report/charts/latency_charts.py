@@ -88,7 +88,7 @@ def _quantile_marks(quantiles: Quantiles, x: alt.X, high: float) -> list[Chart]:
 def latency_over_time(data: RunData) -> Chart | None:
     """Draw the latency of each answer by time of submission, and the changes of peers.
 
-    With more than :data:`MOST_POINTS` answers, draw the median, 95th percentile, and range in bins of equal length.
+    Of more than :data:`MOST_POINTS` answers, draw every second, third or later one.
     """
     if not data.records:
         return None
@@ -108,13 +108,7 @@ def latency_over_time(data: RunData) -> Chart | None:
         tooltip_of("t", "submitted, s"),
     ]
     events = data.changes[:MOST_MARKS]
-    away = [
-        row_of(t=spell.start / 1e3, to=spell.end / 1e3, peer=shorten(spell.peer, 60))
-        for spell in data.away[:MOST_MARKS]
-    ]
-    tip = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
-    shades = chart_of(away).mark_rect(color=color("shade"), clip=True).encode(x=x, x2=alt.X2("to:Q"), tooltip=tip)
-    layers = [shades] if away else []  # without data, its scales have no extent
+    layers: list[alt.Chart] = []
 
     def mark(records: Sequence[RequestRecord], **look: Any) -> None:
         """Draw each request as a point, unless there are none: an empty layer has scales without an extent."""
@@ -125,11 +119,9 @@ def latency_over_time(data: RunData) -> Chart | None:
             ]
             layers.append(chart_of(rows).mark_point(clip=True, **look).encode(x=x, y=y, tooltip=tips))
 
-    if len(data.answers) <= MOST_POINTS:
-        whole = [record for record in data.answers if not record.degraded]
-        mark(whole, shape="circle", filled=True, color=color("accent"), size=22, opacity=0.6)
-    else:
-        layers += _bands(data, x, scale)
+    whole = [record for record in data.answers if not record.degraded]
+    some = whole[:: -(-len(whole) // MOST_POINTS) or 1]
+    mark(some, shape="circle", filled=True, color=color("accent"), size=22, opacity=0.6)
     for records, shape, paint in ((degraded, "triangle-up", "warn"), (failed, "cross", "bad")):
         some = records[:: -(-len(records) // MOST_MARKS) or 1]
         mark(some, shape=shape, color=color(paint), fill=color(paint), size=42)
@@ -178,36 +170,6 @@ def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
 
 def _event_text(event: PeerEvent) -> str:
     return f"{shorten(event.peer, 18)} {'back' if event.state == PeerState.ALIVE else event.state.value}"
-
-
-def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
-    edges = np.linspace(data.start_ms, data.end_ms, 161)
-    order = np.argsort(data.submitted, kind="stable")
-    submitted, latency = data.submitted[order], data.latency[order]
-    cuts = np.searchsorted(submitted, edges)
-    rows = []
-    for begin, first, last in zip((edges[:-1] + edges[1:]) / 2e3, cuts, cuts[1:], strict=False):
-        if last > first:
-            low, p50, p95, high = np.percentile(latency[first:last], (0, 50, 95, 100))
-            rows.append(row_of(t=begin, low=low, p50=p50, p95=p95, high=high, answers=int(last - first)))
-    chart = chart_of(rows)
-    tips = [
-        tooltip_of("t", "at, s"),
-        alt.Tooltip("answers:Q"),
-        *(tooltip_of(name, f"{name}, ms") for name in ("low", "p50", "p95", "high")),
-    ]
-    title = "latency, ms"
-    return [
-        chart.mark_area(color=color("accent"), opacity=0.16, clip=True).encode(
-            x=x, y=alt.Y("low:Q", title=title, scale=scale), y2=alt.Y2("high:Q"), tooltip=tips
-        ),
-        chart.mark_line(color=color("accent"), strokeWidth=1.2, strokeDash=[4, 3], clip=True).encode(
-            x=x, y=alt.Y("p95:Q", title=title, scale=scale)
-        ),
-        chart.mark_line(color=color("accent"), strokeWidth=2, clip=True, tooltip=True).encode(
-            x=x, y=alt.Y("p50:Q", title=title, scale=scale), tooltip=tips
-        ),
-    ]
 
 
 def _latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:

@@ -56,11 +56,6 @@ class RunData:
         return np.array([record.latency_us / 1e3 for record in self.answers], dtype=np.float64)
 
     @cached_property
-    def submitted(self) -> Floats:
-        """Milliseconds since the start of the run, ``[answers]``."""
-        return np.array([record.submitted_us / 1e3 for record in self.answers], dtype=np.float64)
-
-    @cached_property
     def start_ms(self) -> float:
         """Time of the first submission."""
         return min((record.submitted_us for record in self.records), default=0) / 1e3

@@ -16,7 +16,7 @@ from tests.report.drawing import data_of, data_of_run, histogram, narrative, rec
 
 def test_specifications_of_long_runs_are_bounded(simulated):
     data = data_of_run(simulated(3000, seed=1))
-    for draw, limit in ((charts.latency_over_time, 700), (histogram, 300)):
+    for draw, limit in ((charts.latency_over_time, 1700), (histogram, 300)):
         assert len(rows_of(spec_of(draw(data)))) <= limit
 
 

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ls_edge.core.errors import ModelError, RunError
-from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.checkpoint import load_run
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
 from tests.training.runs.starts import TINY, same, save, start
@@ -147,14 +146,6 @@ def test_the_decoder_of_an_autoencoder_and_the_head_of_dino_are_left_out(tmp_pat
     torch.save({"student": prefixed(weights(1), "module.backbone."), "teacher": dino}, path)
     made = start(init=str(path), warn=notes.append)
     assert same({name: made.view.weights()[name] for name in encoder}, encoder)
-
-
-def test_another_pooling_is_not_called_another_model(tmp_path):
-    path = tmp_path / "w.pth"
-    token = build("vit_digits", {**TINY, "class_token": True, "global_pool": "token", "num_classes": 3})
-    torch.save(token.weights(), path)
-    with pytest.raises(ModelError, match=r"has 'norm' where this model has 'fc_norm'.*model.args.global_pool=token"):
-        start(init=str(path), args={**TINY, "class_token": True, "global_pool": "avg", "fc_norm": True})
 
 
 def test_names_of_another_library_are_mentioned(tmp_path):
