@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
@@ -31,6 +31,8 @@ PREPARE_BATCH = 64
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``shared``."""
 
+    start: Literal["middle", "mean"] = "mean"
+    """Initial weights of the shared block: those of the middle one of the replaced blocks, or the mean of all."""
     tokens: AtLeastZero = 1.0
     """Weight of the squared error of an image's tokens after each step, relative to their mean square."""
     logits: Share = 0.5
@@ -70,7 +72,8 @@ class SharedTrunk(Method):
         teacher = copy.deepcopy(view if source is None else source)
         self.teacher = teacher.eval().requires_grad_(False).to(view.device)
         middle = group[len(group) // 2]
-        _average([view.blocks[index] for index in group], view.blocks[middle])
+        if self.settings.start == "mean":
+            _average([view.blocks[index] for index in group], view.blocks[middle])
         places = [middle if index in group else index for index in range(view.num_blocks)]
         view.keep_blocks(places)
         return places
