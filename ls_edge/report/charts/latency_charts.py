@@ -27,7 +27,6 @@ from ls_edge.report.runs.statistics import RunData
 from ls_edge.report.theme import Chart, color
 
 _HEIGHT = 260
-MOST_LABELS = 8
 FAR = 4.0
 """Multiple of the 95th percentile beyond which a latency would squeeze all others into a few bars."""
 
@@ -140,7 +139,7 @@ def latency_over_time(data: RunData) -> Chart | None:
 
 
 def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
-    """Draw the changes of peers, with labels if there are few."""
+    """Draw the changes of peers."""
     if not events:
         return []
     kinds = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}
@@ -148,11 +147,10 @@ def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
         row_of(
             t=event.at_us / 1e6,
             text=_event_text(event),
-            number=number,
             kind=kinds.get(event.state, "other change"),
             why=shorten(event.why, 80) or NOTHING,
         )
-        for number, event in enumerate(events)
+        for event in events
     ]
     kind = alt.Color(
         "kind:N",
@@ -161,11 +159,7 @@ def _changes(events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
         scale=alt.Scale(domain=["lost", "back", "other change"], range=[color("bad"), color("good"), color("axis")]),
     )
     tip = [alt.Tooltip("text:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
-    layers = [chart_of(rows).mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip)]
-    if len(rows) <= MOST_LABELS:
-        marks = chart_of(rows).encode(x=x, color=kind)
-        layers.append(label(marks, "t", y="9 + 15 * (datum.number % 2)", turn=0.75, dx=3, bold=False))
-    return layers
+    return [chart_of(rows).mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip)]
 
 
 def _event_text(event: PeerEvent) -> str:
