@@ -7,12 +7,16 @@ images are evaluated after each epoch.
 from __future__ import annotations
 
 import contextlib
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
+import tensorboard.compat.proto.event_pb2 as events
+import torch.utils.tensorboard.summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ls_edge.core.bands import Bands
 from ls_edge.evaluation.evaluate import evaluate
@@ -21,6 +25,7 @@ from ls_edge.evaluation.settings import EvaluationSettings
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.models.view import BlockView
 
+_summary: Any = torch.utils.tensorboard.summary  # untyped
 CURVE_IMAGES = 64
 """Number of validation images for the curves by order and blocks kept."""
 CURVE_ORDERS = 4
@@ -49,19 +54,24 @@ def curves(view: BlockView, bands: Bands, batch: tuple[np.ndarray, np.ndarray], 
 
 @contextlib.contextmanager
 def open_log(folder: Path, epochs_done: int) -> Iterator[Write]:
-    """Yield a function that writes TensorBoard events; events of epochs after ``epochs_done`` are replaced."""
-    make: Any = SummaryWriter  # untyped
-    writer: Any = make(str(folder), purge_step=epochs_done + 1)
+    """Yield a function that writes TensorBoard events; events of epochs after ``epochs_done`` are replaced.
 
-    def write(values: dict[str, float], epoch: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, epoch)
-        writer.flush()
+    torch's own writer has a thread, which prints a traceback if the disk is full.
+    """
+    with (folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}").open("wb") as stream:
+        records = RecordWriter(stream)
 
-    try:
+        def put(**fields: Any) -> None:
+            records.write(events.Event(wall_time=time.time(), **fields).SerializeToString())
+
+        def write(values: dict[str, float], epoch: int) -> None:
+            for name, value in values.items():
+                put(step=epoch, summary=_summary.scalar(name, value))
+            stream.flush()
+
+        put(file_version="brain.Event:2")
+        put(step=epochs_done + 1, session_log=events.SessionLog(status=events.SessionLog.START))
         yield write
-    finally:
-        writer.close()
 
 
 def first_images(batches: Iterable[tuple[Any, ...]], normalize: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:

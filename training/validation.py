@@ -136,5 +136,5 @@ def judge(who: str, answer: Answer, classes: int, data: str, batches: Batches, c
     return Judgment(
         top1,
         f"{who} has a top-1 of {top1:.3f} on the validation images of {data} (guessing has {counts.chance:.3f}"
-        f"{reordered}), so it was trained on other classes or in another order of them",
+        f"{reordered}), so it guesses, as if it was trained on other classes or in another order of them",
     )

@@ -22,6 +22,7 @@ from ls_edge.cli.main import main
 from ls_edge.core.errors import DataError, LsEdgeError, RunError, TrainingStopped, UsageError
 from ls_edge.export.writer import export_run
 from ls_edge.training.config import to_yaml
+from ls_edge.training.logs import open_log
 from ls_edge.training.loop import train
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
@@ -427,6 +428,16 @@ def test_what_a_full_disk_leaves_of_a_start_may_be_repeated(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_an_error_where_curves_are_written(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"), open_log(tmp_path, 0) as write:
+            write(dict.fromkeys("abcdefgh", 1.0), 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.release

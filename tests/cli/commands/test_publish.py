@@ -17,6 +17,7 @@ import yaml
 import ls_edge
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, RunError, UsageError
+from ls_edge.evaluation.evaluate import aggregate
 from ls_edge.report.card import model_card
 from ls_edge.training.runs.checkpoint import load_run
 from tests.hub import Hub
@@ -143,9 +144,13 @@ def test_results_of_other_weights_are_not_published(run, tmp_path):
     ls_edge.export(tmp_path / "run", tmp_path / "bundle")
     shutil.copyfile(run / "eval.json", tmp_path / "bundle" / "eval.json")
     for name in ("run", "bundle"):
-        with pytest.raises(DataError, match=r"eval\.json has the results of another model"):
+        with pytest.raises(DataError, match=r"eval\.json has the results of another model or of several"):
             ls_edge.publish(tmp_path / name, tmp_path / "published")
     result = ls_edge.evaluate(tmp_path / "bundle", "digits", orders=2, keep=[2], limit=100, bands="0/1/2-3")
+    mean = aggregate([result, result])
+    (tmp_path / "bundle" / "eval.json").write_bytes(msgspec.json.encode(mean))
+    with pytest.raises(DataError, match=r"eval\.json has the results of another model or of several"):
+        ls_edge.publish(tmp_path / "bundle", tmp_path / "published")
     (tmp_path / "bundle" / "eval.json").write_bytes(msgspec.json.encode(result))
     ls_edge.publish(tmp_path / "bundle", tmp_path / "published")
     assert "2 random orders within `0/1/2-3`" in (tmp_path / "published" / "README.md").read_text()
