@@ -97,8 +97,8 @@ def _evaluation(folder: Path, weights: str) -> Evaluation | None:
         raise DataError(f"{path} is not a document of 'ls-edge eval --json'{error}; write it again") from None
     if found.settings.get("weights") != weights or found.models is not None:
         raise DataError(
-            f"{path} has the results of another model or of several, or of this one before it was trained again; write it "
-            f"again with 'ls-edge eval {folder} --data DATA --json', or remove it"
+            f"{path} has the results of another model or of several, or of this one before it was trained again; write "
+            f"it again with 'ls-edge eval {folder} --data DATA --json', or remove it"
         )
     settings = {**found.settings, "of": folder.name, "account": {}}
     data = str(settings.get("data", ""))
