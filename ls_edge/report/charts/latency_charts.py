@@ -91,7 +91,6 @@ def latency_over_time(data: RunData) -> Chart | None:
     """
     if not data.records:
         return None
-    failed = data.failed
     degraded = [record for record in data.answers if record.degraded]
     scale = _latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
     x = alt.X(
@@ -119,11 +118,18 @@ def latency_over_time(data: RunData) -> Chart | None:
             layers.append(chart_of(rows).mark_point(clip=True, **look).encode(x=x, y=y, tooltip=tips))
 
     whole = [record for record in data.answers if not record.degraded]
-    some = whole[:: -(-len(whole) // MOST_POINTS) or 1]
-    mark(some, shape="circle", filled=True, color=color("accent"), size=22, opacity=0.6)
-    for records, shape, paint in ((degraded, "triangle-up", "warn"), (failed, "cross", "bad")):
-        some = records[:: -(-len(records) // MOST_MARKS) or 1]
-        mark(some, shape=shape, color=color(paint), fill=color(paint), size=42)
+    mark(
+        whole[:: -(-len(whole) // MOST_POINTS) or 1],
+        shape="circle",
+        filled=True,
+        color=color("accent"),
+        size=22,
+        opacity=0.6,
+    )
+    for records, shape, paint in ((degraded, "triangle-up", "warn"), (data.failed, "cross", "bad")):
+        mark(
+            records[:: -(-len(records) // MOST_MARKS) or 1], shape=shape, color=color(paint), fill=color(paint), size=42
+        )
     layers += _changes(events, x)
     changed = " ".join(f"{_event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20])
     return (
@@ -132,7 +138,7 @@ def latency_over_time(data: RunData) -> Chart | None:
         .properties(
             width="container",
             height=_HEIGHT,
-            description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
+            description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(data.failed)} failed. "
             f"{changed or 'No peer changed.'}",
         )
     )
