@@ -18,7 +18,7 @@ from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.text import short_id
 from ls_edge.runtime.source.follower import AGAIN_S
 from ls_edge.runtime.source.loop import SourceLoop
-from ls_edge.runtime.source.peer_monitor import PeerMonitor, SourceSnapshot
+from ls_edge.runtime.source.peer_monitor import SourceSnapshot
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -116,17 +116,13 @@ class ModelFollower:
             try:
                 bundle = self._fetch([name for name, one in found.other_models.items() if one == model_id])
                 before = self._models.loop.model_id
-                if not self._models.exchange(bundle, partial(self._is_next, monitor), hands_over=True):
+                if not self._models.exchange(bundle, lambda: bool(self._next_of(monitor.snapshot)), hands_over=True):
                     self._left.add(before)
             except LsEdgeError as error:
                 if str(error) != refused:
                     refused = str(error)
                     log.warning("not following a model", extra={"why": refused})
                 monitor.wait_for(partial(_has_changed, found), AGAIN_S)
-
-    def _is_next(self, monitor: PeerMonitor) -> bool:
-        """Return whether peers still serve another model."""
-        return bool(self._next_of(monitor.snapshot))
 
     def _next_of(self, found: SourceSnapshot) -> str:
         """Return the id of another model that peers serve, or an empty string.

@@ -95,9 +95,6 @@ class Admission:
             return self._closed
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
-    def _unknown(self, blocks: Iterable[int]) -> list[int]:
-        return [block for block in blocks if block >= self._blocks and block not in ENDS]
-
     def check_state(self, state: State, sender: str) -> None:
         """Raise :class:`WireError` if a STATE comes from a source, or names a block that the model lacks.
 
@@ -105,7 +102,7 @@ class Admission:
         """
         if sender not in self._known_peers:
             raise WireError(f"state of {sender}, which is not a peer; dropped")
-        if unknown := self._unknown(state.reach_blocks):
+        if unknown := [block for block in state.reach_blocks if block >= self._blocks and block not in ENDS]:
             raise WireError(f"state names block {max(unknown)}, which the model lacks; dropped")
 
     def check_run(self, run: Run, sender: str) -> None:

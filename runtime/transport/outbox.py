@@ -111,7 +111,8 @@ class Outbox:
         for name, new in outbox.items():
             held = [_encoded(send) for send in self._held.pop(name, ())]
             # Long tokens do not wait for messages that can wait.
-            outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
+            is_long = any(one.tokens is not None and len(one.tokens) > SMALL_TOKENS for one in new)
+            outgoing = [*new, *held] if is_long else [*held, *new]
             links = self._links_of.get(name)
             for group in _groups(outgoing):
                 frames: list[bytes | memoryview] = [framing.join([one.body for one in group])]
@@ -162,10 +163,6 @@ def _groups(outgoing: list[_Outgoing]) -> Iterable[list[_Outgoing]]:
 
 def _encoded(send: Send) -> _Outgoing:
     return _Outgoing(framing.encode_body(send.message), None, NO_CODEC, send)
-
-
-def _is_long(outgoing: _Outgoing) -> bool:
-    return outgoing.tokens is not None and len(outgoing.tokens) > SMALL_TOKENS
 
 
 def _add_codec_time(itinerary: wire.Itinerary, name: str, codec_us: int) -> wire.Itinerary:

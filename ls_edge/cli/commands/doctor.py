@@ -21,7 +21,6 @@ from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer
-from ls_edge.runtime.protocol.messages import FindingRow
 
 _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -110,7 +109,10 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
             table.add_row(printable(name), _mark("bad"), "link", rows, "ls-edge status shows more")
             continue
         status = max((row.status for row in rows), key=_rank, default="ok")
-        entries[name] = {"status": status, "reason": None, "findings": [_json(row) for row in rows]}
+        findings = [
+            {"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None} for row in rows
+        ]
+        entries[name] = {"status": status, "reason": None, "findings": findings}
         good = sum(row.status == "ok" for row in rows)
         table.add_row(printable(name), _mark("ok"), counted(good, "check"), "passed", "")
         for row in rows:
@@ -118,10 +120,6 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
                 table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
     overall = max((entry["status"] for entry in entries.values()), key=_rank)
     return overall, {"status": overall, "peers": entries}, table
-
-
-def _json(row: FindingRow) -> dict[str, Any]:
-    return {"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None}
 
 
 def _rank(status: str) -> int:
