@@ -117,7 +117,7 @@ class ModelFollower:
                 bundle = self._fetch([name for name, one in found.other_models.items() if one == model_id])
                 before = self._models.loop.model_id
                 if not self._models.exchange(
-                    bundle, lambda monitor=monitor: bool(self._next_of(monitor.snapshot)), hands_over=True
+                    bundle, lambda: bool(self._next_of(self._models.loop.monitor.snapshot)), hands_over=True
                 ):
                     self._left.add(before)
             except LsEdgeError as error:
