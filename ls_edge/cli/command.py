@@ -163,8 +163,11 @@ def is_thread_limit(error: BaseException) -> bool:
 
 def is_expected(error: Exception) -> bool:
     """Return whether an error is described in one line, without a traceback."""
-    known = (LsEdgeError, OSError, UnicodeEncodeError, MemoryError)
-    return isinstance(error, known) or is_thread_limit(error) or _is_of_sockets(error)
+    return (
+        isinstance(error, (LsEdgeError, OSError, UnicodeEncodeError, MemoryError))
+        or is_thread_limit(error)
+        or _is_of_sockets(error)
+    )
 
 
 def _is_of_sockets(error: BaseException) -> bool:

@@ -110,8 +110,9 @@ class StateAnnouncer:
         self._forget(event.hello.name)
 
     def on_unsendable(self, event: Unsendable) -> None:
-        """Repeat the STATE to a neighbor that has perhaps missed one."""
+        """Repeat the STATE to a neighbor that has perhaps missed one: it may wait for the credits in it."""
         self._forget(event.failed.to)
+        self.due = min(self.due, self._turn.now + STATE_LEAST)
 
     def on_down(self, event: NeighborDown) -> None:
         """Forget a neighbor, and tell the others now: they may be about to send work through it."""

@@ -4,7 +4,7 @@ import pytest
 
 from ls_edge.runtime.protocol.messages import Accept, State
 from ls_edge.runtime.routing.peer.state_announcer import STATE_LEAST
-from ls_edge.runtime.routing.state.events import NeighborDown, Tick
+from ls_edge.runtime.routing.state.events import NeighborDown, Send, Tick, Unsendable
 from ls_edge.runtime.routing.state.limits import Limits
 from tests.runtime.routing.driver import new_peer, run_of, transfer
 
@@ -44,3 +44,15 @@ def test_a_sender_without_a_credit_hears_when_there_is_one():
     assert [one.credits for one in peer.sent(State, "laptop")] == [1]
     peer(Tick())
     assert not peer.sent(State)
+
+
+def test_a_credit_that_could_not_be_told_is_told_again_although_there_is_no_work():
+    peer = new_peer(limits=Limits(credits=2, chain=0))
+    peer.gets("laptop", run_of(transfer(0), remaining=(0,), budget=1.0))
+    peer.computes_next()
+    (told,) = peer.sent(State, "laptop")
+    peer.passes(60.0)
+    assert not peer.machine.held
+    peer(Unsendable(Send("laptop", told)))
+    peer.passes(STATE_LEAST + 0.02)
+    assert [one.credits for one in peer.sent(State, "laptop")] == [told.credits] == [1]
