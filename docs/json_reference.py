@@ -395,7 +395,6 @@ class FileCheck(msgspec.Struct):
     insecure: bool
     holders: dict[str, list[str]]
     """Peers that hold each part."""
-    bundle_id: str | None
 
 
 class BuiltEngine(msgspec.Struct):

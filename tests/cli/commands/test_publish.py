@@ -177,10 +177,10 @@ def test_a_run_survives_a_round_trip_through_a_hub(run, hub, tmp_path, process, 
     kept = tmp_path / "cache" / "ls-edge" / "hub" / "someone--digits"
     (kept / ".half").mkdir(parents=True)  # a download that a power cut ended
     np.testing.assert_allclose(plain_logits("hf-hub:someone/digits", **env), logits_of(run, images), atol=1e-5)
-    assert [path.name for path in kept.iterdir()] == [commit]
 
     done = process("export", "hf-hub:someone/digits", "--out", tmp_path / "bundle", "--json", timeout=150, **env)
     assert done.returncode == 0, done.stderr.decode()
+    assert [path.name for path in kept.iterdir()] == [commit]
     first = ls_edge.export(published[1], tmp_path / "first")
     assert json.loads(done.stdout)["model_id"] == first.bundle.manifest.model_id
 

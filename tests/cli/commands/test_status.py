@@ -157,11 +157,6 @@ def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
         found = json.loads(ls_edge.run("status", *key, "--json").stdout)
         assert found["unreached"] == {"a": ["c"], "b": ["c"], "c": ["a", "b"]}
         assert {peer["state"] for peer in found["peers"].values()} == {"alive"}
-        done = ls_edge.run("doctor", *key, "--json", timeout=120)
-        rows = {name: peer["findings"][-1] for name, peer in json.loads(done.stdout)["peers"].items()}
-        assert {name: (row["status"], row["detail"]) for name, row in rows.items()} == {
-            "a": ("warn", "no link to c"), "b": ("warn", "no link to c"), "c": ("warn", "no link to a, b"),
-        }  # fmt: skip
     finally:
         local.close()
 
