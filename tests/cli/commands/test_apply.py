@@ -83,10 +83,9 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         done = ls_edge.run("apply", peers.path, *bundle[2:], "--rollback", "--yes", timeout=90)
         assert (done.returncode, "no peer can return to a previous bundle" in complaints(done)[-1]) == (2, True)
 
-        done = ls_edge.run("doctor", "--peers", peers.path, *bundle[2:], "--json", timeout=90)
-        rows = json.loads(done.stdout)["peers"]["c"]["findings"]
-        (detail,) = [row["detail"] for row in rows if row["what"] == "peers.yaml"]
-        assert detail.startswith("it runs another peers.yaml, version 2 (blocks 2-3; here blocks 0-2)")
+        status = ls_edge.run("status", "--peers", peers.path, *bundle[2:], "--json", timeout=90)
+        reason = json.loads(status.stdout)["peers"]["c"]["reason"]
+        assert "it runs another peers.yaml, version 2 (blocks 2-3; here blocks 0-2)" in reason
 
         # The peers tell that c belongs to the fleet, although the new file does not.
         smaller = write(peers, "smaller.yaml", lambda named: None)
