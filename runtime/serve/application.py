@@ -43,14 +43,13 @@ _RAW_KINDS = ("application/octet-stream", "application/x-www-form-urlencoded")
 class Api:
     """Handlers of all paths."""
 
-    def __init__(self, service: Service, access: Access, bodies: Bodies, *, access_log: bool = False) -> None:
-        """With ``access_log``, log each request."""
+    def __init__(self, service: Service, access: Access, bodies: Bodies) -> None:
         self._service = service
         self._bodies = bodies
         self._page = LivePage(service, access)
         self._parsing = asyncio.Lock()
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
-        middleware = Middleware(access, service.registry, access_log=access_log)
+        middleware = Middleware(access, service.registry)
         self.application = web.Application(middlewares=[middleware.answer], client_max_size=bodies.most)
         self.application.on_response_prepare.append(add_headers)
         self.application.add_routes(self._routes())

@@ -49,13 +49,23 @@ class Bodies:
 
     async def _receive(self, request: web.Request, *, form: bool) -> bytes:
         try:
-            return await asyncio.wait_for(_form_file(request) if form else request.read(), self._receive_s)
+            return await asyncio.wait_for(_form_file(request) if form else self._whole(request), self._receive_s)
         except web.HTTPRequestEntityTooLarge:
             raise self._too_large from None
         except asyncio.TimeoutError:
             raise Refusal(408, f"the body was not complete after {self._receive_s:g} s; send it faster") from None
         except web.RequestPayloadError:
             raise Refusal(400, "the body is not valid: its chunks, its length or its encoding are wrong") from None
+
+    async def _whole(self, request: web.Request) -> bytes:
+        """Return the body; the request keeps no copy, which would live until a garbage collection."""
+        chunks, size = list[bytes](), 0
+        async for chunk in request.content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self.most:
+                raise self._too_large
+        return b"".join(chunks)
 
 
 async def _form_file(request: web.Request) -> bytes:

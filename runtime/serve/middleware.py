@@ -1,4 +1,4 @@
-"""Steps that all requests share: access, headers, ids, counts, the access log, and errors."""
+"""Steps that all requests share: access, headers, ids, counts, and errors."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ _OUTCOMES = (200, 400, 500, 502, 503, 504)
 class Middleware:
     """Middleware of the application."""
 
-    def __init__(self, access: Access, registry: CollectorRegistry, *, access_log: bool) -> None:
-        """With ``access_log``, log each request."""
+    def __init__(self, access: Access, registry: CollectorRegistry) -> None:
         self._access = access
-        self._access_log = access_log
         self._failures = 0
         self._responses = Counter(
             "ls_edge_http_responses", "Answers to HTTP requests.", ["path", "status"], registry=registry
@@ -68,19 +66,8 @@ class Middleware:
         finally:
             resource = request.match_info.route.resource
             path = "other" if resource is None else resource.canonical
-            seconds = time.perf_counter() - began
             self._responses.labels(path, str(status)).inc()
-            self._seconds.labels(path).observe(seconds)
-            if self._access_log:
-                fields = {
-                    "id": request[_ID],
-                    "client": request.remote,
-                    "method": request.method,
-                    "path": request.path[:200],
-                    "status": status,
-                    "ms": round(seconds * 1e3, 2),
-                }
-                log.info("request", extra=fields)
+            self._seconds.labels(path).observe(time.perf_counter() - began)
         return response
 
     def _response_to(self, error: Exception, request: web.Request) -> web.Response:

@@ -50,7 +50,6 @@ _SEND_WITHIN_S = 2.0
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
 @options.names("--allow-host", "Host name of this server, in addition to the loopback.")
-@options.flag("--access-log", "Log each request.")
 @options.concurrency(256, "Concurrent images.")
 @options.count(
     "--queue",
@@ -73,7 +72,6 @@ def command(
     token_file: Path | None,
     insecure_http: bool,
     allow_host: tuple[str, ...],
-    access_log: bool,
     concurrency: int,
     queue: int | None,
     wait: float,
@@ -126,7 +124,7 @@ def command(
         source = Source.open(peers, bundle, model_wait_s=math.inf, **settings)
         service = Service(source, holder_wait_s=wait, queue=queue)
         stack.callback(service.close)
-        application = Api(service, access, Bodies(max_body), access_log=access_log).application
+        application = Api(service, access, Bodies(max_body)).application
         stop = stack.enter_context(interrupts.StopRequest())
         server = stack.enter_context(HttpServer(listener, application, tls=tls))
 

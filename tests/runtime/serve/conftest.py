@@ -23,7 +23,7 @@ def serve_routes():
     with contextlib.ExitStack() as stack:
 
         def start(routes, most=1 << 20, tls=None):
-            middleware = Middleware(Access(loopback_only=True), CollectorRegistry(), access_log=False)
+            middleware = Middleware(Access(loopback_only=True), CollectorRegistry())
             application = web.Application(middlewares=[middleware.answer], client_max_size=most)
             application.on_response_prepare.append(add_headers)
             application.add_routes(routes)

@@ -171,7 +171,7 @@ def test_errors_and_canceled_requests_are_counted(file, tiny_bundle, images):
 def test_documented_figures_exist(file, tiny_bundle):
     text = (Path(__file__).parents[3] / "docs" / "operate.md").read_text(encoding="utf-8")
     with Source.open(file, tiny_bundle) as source, contextlib.closing(Service(source, holder_wait_s=0, queue=0)) as one:
-        Middleware(Access(loopback_only=True), one.registry, access_log=False)
+        Middleware(Access(loopback_only=True), one.registry)
         families = [
             *(family for family in one.registry.collect() if family.name.startswith("ls_edge")),
             *PeerCollector(lambda: file, lambda: PeerSnapshot("a")).collect(),
