@@ -77,8 +77,8 @@ bench: $(STAMP) ## the benchmarks that the documents quote
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## write docs/commands.md and docs/json.md from the code
-	$(BIN)/python docs/reference.py docs/commands.md
-	$(BIN)/python docs/json_reference.py docs/json.md
+	$(BIN)/python docs/reference.py > docs/commands.md
+	$(BIN)/python docs/json_reference.py > docs/json.md
 
 # Fails on links and anchors that lead nowhere.
 site: $(STAMP) ## the documents as a site, in build/site

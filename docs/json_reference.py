@@ -1,4 +1,4 @@
-"""Write ``docs/json.md``, the keys of every JSON output, from the structs: ``python docs/json_reference.py [FILE]``.
+"""Write ``docs/json.md``, the keys of every JSON output, from the structs: ``python docs/json_reference.py``.
 
 Documents that commands put together from several results have a struct here; a test compares it with their output.
 """
@@ -14,7 +14,6 @@ import textwrap
 import types
 import typing
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -598,13 +597,5 @@ def _unit(name: str, struct: type) -> str:
     return next((unit for end, unit in units.items() if name.endswith(end)), "")
 
 
-def main(arguments: list[str]) -> None:
-    """Write the reference to the file named, or to standard output."""
-    if arguments:
-        Path(arguments[0]).write_text(reference(), encoding="utf-8")
-    else:
-        sys.stdout.write(reference())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.stdout.buffer.write(reference().encode())  # UTF-8, whatever the locale

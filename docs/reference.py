@@ -1,14 +1,12 @@
-"""Write the command reference from the commands' own help: ``python docs/reference.py [FILE]``.
+"""Write the command reference from the commands' own help: ``python docs/reference.py``.
 
-The text depends on the commands alone, not on the terminal; a test compares it with ``docs/commands.md``. Without
-FILE it goes to standard output.
+The text depends on the commands alone, not on the terminal; a test compares it with ``docs/commands.md``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -60,13 +58,5 @@ def _contexts(context: click.Context) -> Iterator[click.Context]:
                 yield from _contexts(_context(command, name, context))
 
 
-def main(arguments: list[str]) -> None:
-    """Write the reference to the file named, or to standard output."""
-    if arguments:
-        Path(arguments[0]).write_text(reference(), encoding="utf-8")
-    else:
-        sys.stdout.write(reference())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.stdout.buffer.write(reference().encode())  # UTF-8, whatever the locale

@@ -58,7 +58,7 @@ class Bodies:
             raise Refusal(400, "the body is not valid: its chunks, its length or its encoding are wrong") from None
 
     async def _whole(self, request: web.Request) -> bytes:
-        """Return the body; the request keeps no copy, which would live until a garbage collection."""
+        # request.read() keeps a copy in the request, which would live until a garbage collection.
         chunks, size = list[bytes](), 0
         async for chunk in request.content.iter_any():
             chunks.append(chunk)

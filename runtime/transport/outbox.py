@@ -111,8 +111,7 @@ class Outbox:
         for name, new in outbox.items():
             held = [_encoded(send) for send in self._held.pop(name, ())]
             # Long tokens do not wait for messages that can wait.
-            is_long = any(one.tokens is not None and len(one.tokens) > SMALL_TOKENS for one in new)
-            outgoing = [*new, *held] if is_long else [*held, *new]
+            outgoing = [*new, *held] if any(len(one.tokens or b"") > SMALL_TOKENS for one in new) else [*held, *new]
             links = self._links_of.get(name)
             for group in _groups(outgoing):
                 frames: list[bytes | memoryview] = [framing.join([one.body for one in group])]
