@@ -149,8 +149,8 @@ class Incarnation:
     def _inspect(self, name: str, asked: Inspect) -> None:
         assert self._inspector is not None
         if asked.events:
-            events = "\n".join(self.machine.recent.lines()).encode()[-MAX_DOCUMENT:]
-            self.node.send_to(name, Findings((), events.partition(b"\n")[2]))
+            events = "\n".join(["", *self.machine.recent.lines()]).encode()[-MAX_DOCUMENT:]
+            self.node.send_to(name, Findings((), events.partition(b"\n")[2]))  # without a line that is cut
         else:
             self._inspector.ask(name, asked.measure_ms)
 
