@@ -8,17 +8,13 @@ from collections import Counter
 from concurrent.futures import wait
 from pathlib import Path
 
-import pytest
-
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.routing.state.events import Arrived, Complete
+from ls_edge.runtime.routing.state.events import Arrived
 from ls_edge.runtime.routing.state.held_request import Stage
-from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.engines import Faults, inject, write
-from tests.faults.simulation import FaultySimulation
 
 MIB = 2**20
 
@@ -142,39 +138,3 @@ def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
     for name in peers.bundles:
         assert "no way home" in peers.log_path(name).read_text()
     assert_replays(tiny_bundle, images(20), answers)
-
-
-# The same in simulated time, which is deterministic.
-
-
-def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
-    """Keep many requests in flight; return the simulation and the used fraction of the peers' time."""
-    limits = Limits(credits=most, custody=4 * most)
-    sim = FaultySimulation(placement, blocks=6, limits=limits, block_seconds=0.005)
-    sim.run(0.3)
-    end = sim.now + seconds
-    while sim.now < end:
-        while len(sim.source.rules.requests) < in_flight:
-            sim.submit(policy=policy, budget=3.0)
-        sim.run(0.005)
-    answered = sum(isinstance(outcome, Complete) for outcomes in sim.outcomes.values() for outcome in outcomes)
-    return sim, answered * 6 * 0.005 / (seconds * len(placement))
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize(("policy", "most"), [("nearest", 4), ("random", 16)])
-def test_peers_with_all_blocks_are_busy_all_the_time(policy, most):
-    sim, used = saturated({"a": range(6), "b": range(6)}, most, policy=policy)
-    assert used > 0.95
-    assert not sim.notes
-
-
-STAGES = {"a": range(3), "b": range(3, 6)}
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize(("policy", "most"), [("nearest", 4), ("fastest", 16)])
-def test_peers_that_depend_on_each_other_do_not_fill_up_with_new_work(policy, most):
-    sim, used = saturated(STAGES, most, policy=policy)
-    assert not [note for _, _, note in sim.notes if note.what == "suspect"]
-    assert used > 0.8

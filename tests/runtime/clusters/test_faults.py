@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -235,30 +234,3 @@ def test_processes_with_an_older_file_take_part(serve, write_peers, tiny_bundle,
         assert source.wait_ready(30) == ()
         for image in images(5):
             assert source.submit(image, budget_ms=60_000).result(30).record.skipped == ()
-
-
-def test_peers_do_not_outlive_the_process_that_started_them(tmp_path, tiny_bundle, wait_until):
-    program = (
-        "import os, signal, sys\n"
-        "from ls_edge.runtime.fleet.local_cluster import LocalCluster\n"
-        "with LocalCluster(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
-        "    peers.wait_warm()\n"
-        "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), str(tiny_bundle)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2
-    wait_until(lambda: not any(runs(pid) for pid in pids))
-
-
-def runs(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"

@@ -3,10 +3,8 @@
 import shutil
 
 import numpy as np
-import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -50,8 +48,3 @@ def test_no_request_is_lost_when_two_of_three_peers_die(tmp_path, shared_bundle,
     orders = {tuple(answer.arrangement.order) for answer in before}
     assert len(orders) > 10
     assert_replays(shared_bundle, pixels, after)
-
-
-def test_steps_of_a_shared_block_do_not_run_in_parallel(shared_bundle, write_peers):
-    with pytest.raises(UsageError, match=r"steps of one shared block .* policy parallel cannot run them in parallel"):
-        Source.open(write_peers(EVERYTHING), shared_bundle, policy="parallel")

@@ -5,6 +5,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +134,30 @@ def test_waiting_for_a_peer_that_was_never_started_is_an_error(tmp_path, tiny_bu
     local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     with pytest.raises(LinkError, match="peer a did not become warm: its log is empty"):
         local.wait_warm("a")
+
+
+def test_peers_do_not_outlive_the_process_that_started_them(tmp_path, tiny_bundle, wait_until):
+    program = (
+        "import os, signal, sys\n"
+        "from ls_edge.runtime.fleet.local_cluster import LocalCluster\n"
+        "with LocalCluster(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
+        "    peers.wait_warm()\n"
+        "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(tiny_bundle)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(runs(pid) for pid in pids))
+
+
+def runs(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

@@ -102,3 +102,8 @@ def test_invalid_flags_of_run_are_one_line(tiny_bundle, write_peers, capsys, fla
     assert line.startswith("ls-edge: ")
     assert flag in line or flag.strip("-").replace("-", "_") in line
     assert value in line
+
+
+def test_steps_of_a_shared_block_do_not_run_in_parallel(shared_bundle, write_peers):
+    with pytest.raises(UsageError, match=r"steps of one shared block .* policy parallel cannot run them in parallel"):
+        Source.open(write_peers({"a": [0, 1, 2, 3]}), shared_bundle, policy="parallel")
