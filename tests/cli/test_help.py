@@ -214,7 +214,7 @@ def test_the_reference_does_not_depend_on_earlier_help():
 
 @pytest.mark.release
 def test_the_reference_does_not_depend_on_the_terminal():
-    code = "from docs.reference import main; main([])"
+    code = "import runpy; runpy.run_module('docs.reference', run_name='__main__')"
     texts = [
         python(code, blocked=HEAVY, env={**os.environ, "COLUMNS": columns, "FORCE_COLOR": "1"}).stdout
         for columns in ("40", "200")
