@@ -47,7 +47,7 @@ class Api:
         self._service = service
         self._bodies = bodies
         self._page = LivePage(service, access)
-        self._parsing = asyncio.Lock()
+        self._converting = asyncio.Lock()
         self._description = files("ls_edge.runtime.serve").joinpath("openapi.json").read_text(encoding="utf-8")
         middleware = Middleware(access, service.registry)
         self.application = web.Application(middlewares=[middleware.answer], client_max_size=bodies.most)
@@ -153,12 +153,13 @@ class Api:
         async with self._bodies.read(request) as body:
             budget_ms, json_length = self._service.source.settings.budget_ms, None if length is None else int(length)
             end = time.monotonic() + budget_ms / 1e3
-            if timeout_us := await self._parse(v2.timeout_of, body, json_length):
+            is_quick = (len(body) if json_length is None else json_length) <= _QUICK_JSON
+            if timeout_us := await self._convert(is_quick, v2.timeout_of, body, json_length):
                 end = min(end, time.monotonic() + timeout_us / 1e6)
             async with self._service.place(end) as place:
                 self._v2_bundle(**request.match_info)  # the model may have changed while the request waited
                 try:
-                    asked, binary = await self._parse(v2.parse_request, body, json_length)
+                    asked, binary = await self._convert(is_quick, v2.parse_request, body, json_length)
                 except DataError as error:
                     raise Refusal(400, str(error)) from None
 
@@ -175,21 +176,20 @@ class Api:
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images
                     answers = await self._service.answer(place, decode, end)
         self._page.note(*answers)
-        reply, json_length = v2.response_of(asked, self._service.source.bundle, answers, notes)
+        reply, json_length = await self._convert(
+            len(answers) == 1, v2.response_of, asked, self._service.source.bundle, answers, notes
+        )
         if json_length is None:
             return web.Response(body=reply, content_type="application/json")
         headers = {v2.HEADER_LENGTH: str(json_length)}
         return web.Response(body=reply, content_type="application/octet-stream", headers=headers)
 
-    async def _parse(self, function: Callable[[bytes, int | None], T], body: bytes, json_length: int | None) -> T:
-        """Call a function with a body and the length of its JSON document, on a thread if that is long.
-
-        One at a time: no other thread runs meanwhile.
-        """
-        if (len(body) if json_length is None else json_length) <= _QUICK_JSON:
-            return function(body, json_length)
-        async with self._parsing:
-            return await asyncio.to_thread(function, body, json_length)
+    async def _convert(self, is_quick: bool, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function of the protocol, on a thread unless it is quick, one at a time: it may keep all others."""
+        if is_quick:
+            return function(*arguments)
+        async with self._converting:
+            return await asyncio.to_thread(function, *arguments)
 
     def _v2_bundle(self, model: str, version: str | None = None) -> Bundle:
         """Return the bundle that a path names, or raise :class:`Refusal`."""

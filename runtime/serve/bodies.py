@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
+import re
 from collections.abc import AsyncIterator
 
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
-
-# The sender of a form controls the text of the warning, which Python would print and remember forever.
-warnings.filterwarnings("ignore", module=r"aiohttp\.")
 
 RECEIVE_S = 60.0
 """Maximum time to receive a body, in seconds."""
 MOST_HELD = 256 << 20
 """Memory for the bodies of all requests, in bytes."""
+_MOST_PARTS, _MOST_HEAD = 100, 1 << 13
+"""Maximum parts of a form, and bytes of the header of each that are read."""
+_BOUNDARY = re.compile(r'boundary="?([^";\s]{1,70})', re.IGNORECASE)
+_FILE = re.compile(rb"^content-disposition:.*;\s*filename", re.IGNORECASE | re.MULTILINE)
 
 
 class Bodies:
@@ -40,18 +41,18 @@ class Bodies:
             raise Refusal(503, f"the images of other clients fill {MOST_HELD >> 20} MiB; try again", RETRY_AFTER)
         self._held += held
         try:
-            body = await self._receive(request, form=form)
+            body = await self._receive(request)
+            if form:
+                body = _form_file(body, request.headers["Content-Type"])
             self._held += len(body) - held
             held = len(body)
             yield body
         finally:
             self._held -= held
 
-    async def _receive(self, request: web.Request, *, form: bool) -> bytes:
+    async def _receive(self, request: web.Request) -> bytes:
         try:
-            return await asyncio.wait_for(_form_file(request) if form else self._whole(request), self._receive_s)
-        except web.HTTPRequestEntityTooLarge:
-            raise self._too_large from None
+            return await asyncio.wait_for(self._whole(request), self._receive_s)
         except asyncio.TimeoutError:
             raise Refusal(408, f"the body was not complete after {self._receive_s:g} s; send it faster") from None
         except web.RequestPayloadError:
@@ -68,16 +69,21 @@ class Bodies:
         return b"".join(chunks)
 
 
-async def _form_file(request: web.Request) -> bytes:
-    """Return the only file of a form, and ignore its other fields."""
-    files = []
-    try:
-        parts = await request.multipart()
-        while (part := await parts.next()) is not None:
-            if isinstance(part, BodyPartReader) and part.filename is not None:
-                files.append(await part.read(decode=True))
-    except (ValueError, AssertionError, LookupError, RuntimeError):
-        raise Refusal(400, "the form cannot be read; send one file in multipart/form-data") from None
+def _form_file(body: bytes, kind: str) -> bytes:
+    """Return the only file of a form, and ignore its other fields.
+
+    The reader of aiohttp takes a line or a part at a time, and no other request is served while there are millions.
+    """
+    boundary = _BOUNDARY.search(kind)
+    parts = (
+        []
+        if boundary is None
+        else (b"\r\n" + body).split(f"\r\n--{boundary[1]}".encode(errors="replace"), _MOST_PARTS + 1)
+    )
+    if not parts or not parts[-1].startswith(b"--"):
+        raise Refusal(400, "the form cannot be read; send one file in multipart/form-data")
+    split = (part.partition(b"\r\n\r\n") for part in parts)
+    files = [content for head, _, content in split if _FILE.search(head[:_MOST_HEAD])]
     if len(files) != 1:
         raise Refusal(400, f"the form has {len(files)} files; send one, as curl -F file=@photo.jpg does")
-    return bytes(files[0])
+    return files[0]

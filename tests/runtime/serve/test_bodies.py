@@ -1,6 +1,5 @@
 """Bodies of requests: encodings, limits before and after decompression, memory, and forms."""
 
-import base64
 import gzip
 import socket
 import zlib
@@ -46,8 +45,10 @@ def address(serve_routes):
         ({}, iter([bytes(MOST)] * 3), "the body has more than 65536 bytes"),
         (FORM, part(PLAIN) + b"--x--\r\n", PLAIN),
         (FORM, part(b"a cat", file="") + part(PLAIN) + b"--x--\r\n", PLAIN),
-        (FORM, part(base64.b64encode(PLAIN), "Content-Transfer-Encoding: base64") + b"--x--\r\n", PLAIN),
-        (FORM, part(PLAIN, "Content-Transfer-Encoding: uuencode") + b"--x--\r\n", "the form cannot be read"),
+        (FORM, part(PLAIN, "Content-Type: image/png", "Content-Transfer-Encoding: binary") + b"--x--\r\n", PLAIN),
+        (FORM, b"lines\r\n" * 9 + part(PLAIN) + b"--x--\r\nmore", PLAIN),
+        (FORM, part(PLAIN), "the form cannot be read"),  # cut off
+        (FORM, part(b"a", file="") * 200 + part(PLAIN) + b"--x--\r\n", "the form cannot be read"),
         (FORM, part(b"a cat", file="") + b"--x--\r\n", "the form has 0 files"),
         (FORM, part(b"a") * 2 + b"--x--\r\n", "the form has 2 files"),
         (FORM, part(bytes(2 * MOST)) + b"--x--\r\n", "the body has more than 65536 bytes"),

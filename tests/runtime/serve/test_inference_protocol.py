@@ -278,6 +278,11 @@ def one(name, shape, datatype, **more):
             b'"logits", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 40}}]}',
             "'logits' is in shared memory",
         ),
+        (
+            b'{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}], "outputs": [%s]}'
+            % b",".join([b'{"name": "logits"}'] * 4),
+            "Expected an array of length <= 3",
+        ),
         (one("image", [1], "BYTES", data=["x"], parameters=[]), "Expected an object or null, got an array"),
         (one("image", None, "BYTES", data=["x"]), "Expected an array, got null"),
         (one("image", [1], "BYTES", data="x"), "Expected an array, got a string"),
