@@ -41,12 +41,12 @@ from ls_edge.engines.opening import OnChoice
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.peer.setup import PeerSetup
-from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State, new_incarnation
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.events import Complete, Instruction, Submit
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
-from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
+from ls_edge.runtime.transport.node import Node, NodeSettings
 
 SIZES = ((197, 768), (197, 384), (197, 192))
 """Tokens and width of ViT-B, ViT-S and ViT-Ti at 224 pixels; 605, 303 and 151 KB of float32."""

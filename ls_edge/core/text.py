@@ -15,8 +15,15 @@ from ls_edge.core.parts import ENDS, HEAD, STEM, ShownPart
 NOTHING = "\N{EN DASH}"
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
 """Number or range; at most four digits, so that a typing error does not create a list of millions."""
+MAX_SHOWN_EXPLANATION = 500
+"""Maximum length of an explanation that is sent or logged, in characters."""
 MAX_NUMBERS = 1024
 """Maximum length of a list, except for its last range."""
+
+
+def one_line(text: str, longest: int = MAX_SHOWN_EXPLANATION) -> str:
+    """Return ``text`` without unprintable characters, cut to ``longest`` characters."""
+    return "".join(one if one.isprintable() else "?" for one in printable(text)[:longest])
 
 
 def short_id(digest: str) -> str:

@@ -7,7 +7,7 @@ and pipes, tables are as wide as their content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from rich import box
@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.errors import printable
-from ls_edge.device.profile import BatchTimes, Times
 
 FILE_WIDTH = 10_000
 """Width in columns of files and pipes, so that nothing is wrapped or truncated."""
@@ -107,15 +106,3 @@ def as_list(table: Table) -> list[Text]:
 
 def _text(cell: RenderableType) -> Text:
     return cell if isinstance(cell, Text) else Text(printable(cell))
-
-
-def print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
-    """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
-    table = PlainTable.of("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
-    parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
-    for group in ({**parts, "head": found.head_ms}, wholes):
-        for name, times in group.items():
-            if times is not None:
-                table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
-        table.add_section()
-    print_table(table, console)

@@ -20,7 +20,7 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.text import name_blocks, short_id
+from ls_edge.core.text import name_blocks, one_line, short_id
 from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, version_of
 from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
 from ls_edge.runtime.clients.fetching import fetch_model
@@ -28,7 +28,6 @@ from ls_edge.runtime.clients.sender import AGAIN_S, COMPLETE, CONNECT_S, PushRes
 from ls_edge.runtime.clients.session import STEP_S, Session
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, StoreState, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.problems import one_line
 from ls_edge.runtime.transport.zap import curve_of
 
 PHASE_S = 10.0

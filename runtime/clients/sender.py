@@ -19,11 +19,11 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
+from ls_edge.core.text import one_line
 from ls_edge.runtime.clients.session import STEP_S, Client, source_name
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Offer, Stored, StoreState, Want
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.problems import one_line
 
 CONNECT_S = 5.0
 """Seconds in which all peers have to answer before anything is sent."""

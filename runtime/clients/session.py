@@ -12,16 +12,24 @@ from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeerConfig, PeersFile
 from ls_edge.core.records import PeerState
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import name_blocks, one_line
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Bye, Chunk, Complaint, Findings, Hello, State, Stored, Welcome
-from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.protocol.messages import (
+    Bye,
+    Chunk,
+    Complaint,
+    Findings,
+    Hello,
+    State,
+    Stored,
+    Welcome,
+    new_alias,
+    new_incarnation,
+)
 from ls_edge.runtime.transport.connections import Link, LinkDown, LinkEvent, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.node import new_incarnation
-from ls_edge.runtime.transport.problems import one_line
 from ls_edge.runtime.transport.zap import curve_of
 
 GREET_AGAIN_S = 0.5

@@ -14,13 +14,12 @@ from ls_edge.core.errors import LinkError
 from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerReport, PeerState
-from ls_edge.core.text import name_blocks
+from ls_edge.core.text import name_blocks, one_line
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, FindingRow, Findings, Inspect, Message, Want, Welcome
 from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.problems import one_line
 
 GREET_EVERY_S = 0.1
 """Seconds between two HELLO messages to a peer."""

@@ -25,13 +25,13 @@ from ls_edge.runtime.peer.inspector import Inspector
 from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.peer.threads import LoopThreads
-from ls_edge.runtime.protocol.messages import MAX_DOCUMENT, MINOR, Findings, Hello, Inspect
+from ls_edge.runtime.protocol.messages import MAX_DOCUMENT, MINOR, Findings, Hello, Inspect, new_incarnation
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, peer_machine
 from ls_edge.runtime.routing.state.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.store.installer import Installer
-from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
+from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings
 
 if TYPE_CHECKING:
     from ls_edge.runtime.peer.decoder import Decoder

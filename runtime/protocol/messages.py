@@ -6,6 +6,7 @@ The types of the fields state the allowed values. ``framing`` has the bytes of m
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, NamedTuple
@@ -16,7 +17,7 @@ from msgspec import Meta
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.parts import STEM
-from ls_edge.core.peers_file import Name
+from ls_edge.core.peers_file import Name, check_name
 from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
 MAJOR, MINOR = 1, 0
@@ -64,11 +65,28 @@ Wave = Annotated[tuple[Track, ...], Meta(min_length=1)]
 
 
 _ALIAS = re.compile(r"\.[0-9a-f]{8}\Z")
+MAX_OWNER_NAME = 54
+
+
+def new_alias(name: str) -> str:
+    """Return an alias for one source process, since several processes may share a name and a key."""
+    check_name(name)
+    return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
 
 
 def without_alias(name: str) -> str:
     """Return the name of a source without the suffix that distinguishes its processes."""
     return _ALIAS.sub("", name)
+
+
+def may_be_called(owner: str, name: str) -> bool:
+    """Return whether ``name`` is ``owner`` or one of its aliases."""
+    return name == owner or re.fullmatch(re.escape(owner[:MAX_OWNER_NAME]) + _ALIAS.pattern, name) is not None
+
+
+def new_incarnation() -> int:
+    """Return a random number that distinguishes this process from earlier ones with its name."""
+    return secrets.randbits(63)
 
 
 class TransferId(NamedTuple):

@@ -27,7 +27,7 @@ from ls_edge.core.records import PeerEvent
 from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
-from ls_edge.runtime.protocol.messages import MINOR, Hello, State
+from ls_edge.runtime.protocol.messages import MINOR, Hello, State, new_alias, new_incarnation
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.source.source_rules import SourceMachine, source_machine
 from ls_edge.runtime.routing.state.candidates import Model
@@ -40,9 +40,8 @@ from ls_edge.runtime.source.requests import Requests
 from ls_edge.runtime.source.results import Answer, InFlightRequest, PartResult
 from ls_edge.runtime.source.settings import Itineraries, Settings, check_policy
 from ls_edge.runtime.source.stem_and_head import StemAndHead
-from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
+from ls_edge.runtime.transport.node import Node, NodeSettings
 
 log = logging.getLogger("ls_edge.runtime")
 

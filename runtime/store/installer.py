@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.records import MAX_TEXT
+from ls_edge.core.text import one_line
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,
@@ -47,7 +48,6 @@ from ls_edge.runtime.store.jobs import (
 )
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
-from ls_edge.runtime.transport.problems import one_line
 
 log = logging.getLogger("ls_edge.runtime")
 

@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.records import MAX_TEXT
+from ls_edge.core.text import one_line
 from ls_edge.device.worker import Worker
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.node import Node
-from ls_edge.runtime.transport.problems import one_line
 
 log = logging.getLogger("ls_edge.runtime")
 

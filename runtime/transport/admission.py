@@ -6,38 +6,24 @@ process with the same model (guarantee R7), and whether a RUN or STATE fits the 
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Iterable
 
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import WireError
 from ls_edge.core.parts import ENDS, part_name, shown_parts
-from ls_edge.core.peers_file import PeersFile, check_name
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import short_id
 from ls_edge.runtime.protocol.codecs import check_payload
-from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome, without_alias
+from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome, may_be_called, without_alias
 
-MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
 """Roles of processes that take no part in routing: they have no model and may not send tokens."""
 _ROLES = ("peer", "source", *GUESTS)
 
 
-def new_alias(name: str) -> str:
-    """Return an alias for one source process, since several processes may share a name and a key."""
-    check_name(name)
-    return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
-
-
 def _readable(name: str, role: str) -> str:
     """Return the name to show: a source without the suffix of its alias."""
     return without_alias(name) if role == "source" else name
-
-
-def may_be_called(owner: str, name: str) -> bool:
-    """Return whether ``name`` is ``owner`` or one of its aliases."""
-    return name == owner or re.fullmatch(re.escape(owner[:MAX_OWNER_NAME]) + r"\.[0-9a-f]{8}", name) is not None
 
 
 class Admission:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 import msgspec
 
 from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.text import one_line
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Welcome
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.problems import PeerProblems, RefusedMessages, one_line
+from ls_edge.runtime.transport.problems import PeerProblems, RefusedMessages
 
 GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
 """Seconds until a HELLO without WELCOME is repeated, which double up to the second value."""

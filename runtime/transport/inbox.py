@@ -8,6 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from ls_edge.core.errors import WireError
+from ls_edge.core.text import one_line
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import (
@@ -32,7 +33,7 @@ from ls_edge.runtime.transport.connections import Incoming
 from ls_edge.runtime.transport.guests import Guests
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts
-from ls_edge.runtime.transport.problems import RefusedMessages, one_line
+from ls_edge.runtime.transport.problems import RefusedMessages
 
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""

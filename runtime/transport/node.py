@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import tempfile
 import time
 from collections import Counter, deque
@@ -438,8 +437,3 @@ def _changed(before: PeersFile, after: PeersFile) -> set[str]:
 def _keys_of(peers: PeersFile) -> dict[str, str | None]:
     keys = {peer.name: peer.public_key for peer in peers.peers}
     return keys | {source.name: source.public_key for source in peers.sources}
-
-
-def new_incarnation() -> int:
-    """Return a random number that distinguishes this process from earlier ones with its name."""
-    return secrets.randbits(63)

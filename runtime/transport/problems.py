@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ls_edge.core.errors import printable
 from ls_edge.core.logs import LoggedCounts
+from ls_edge.core.text import one_line
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint
 from ls_edge.runtime.routing.state.events import Note, NoteKind
@@ -25,8 +25,6 @@ COMPLAINT_LASTS = 30.0
 """Seconds for which a complaint of a linked peer is shown."""
 NOTES_A_MINUTE = 20
 """Limit on log lines per minute for one kind of note and one process."""
-MAX_SHOWN_EXPLANATION = 500
-"""Maximum length of an explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
 """Maximum number of counted pairs of kind and process; beyond it, counting starts again."""
 COMPLAINTS_A_SECOND = 10
@@ -141,8 +139,3 @@ class RefusedMessages:
     def forget(self, link: Link) -> None:
         """Forget a link that has ended."""
         self._complained.pop(link, None)
-
-
-def one_line(text: str, longest: int = MAX_SHOWN_EXPLANATION) -> str:
-    """Return ``text`` without unprintable characters, cut to ``longest`` characters."""
-    return "".join(one if one.isprintable() else "?" for one in printable(text)[:longest])

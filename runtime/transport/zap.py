@@ -12,7 +12,7 @@ from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.runtime.protocol.codecs import codec_of
-from ls_edge.runtime.transport.admission import may_be_called
+from ls_edge.runtime.protocol.messages import may_be_called
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
 MAX_ADDRESSES = 1024

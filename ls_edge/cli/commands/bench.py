@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
@@ -17,11 +18,11 @@ from ls_edge.core.errors import LinkError, UsageError, VerificationError
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import NOTHING, counted, show
 from ls_edge.core.validation import InvalidDocument, decode_json
-from ls_edge.device.profile import SCHEMA, DeviceProfile
+from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceProfile, Times
 from ls_edge.engines.benchmark import Bench, bench
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
 from ls_edge.report.progress import StepProgress
-from ls_edge.report.terminal import open_console, print_times
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.protocol.messages import MAX_MEASURE_MS
 
@@ -139,6 +140,18 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
         return None, str(error)
 
 
+def _print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
+    """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
+    table = PlainTable.of("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
+    parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
+    for group in ({**parts, "head": found.head_ms}, wholes):
+        for name, times in group.items():
+            if times is not None:
+                table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
+        table.add_section()
+    print_table(table, console)
+
+
 def _print(result: Bench) -> None:
     console = open_console()
     wholes = {
@@ -147,7 +160,7 @@ def _print(result: Bench) -> None:
         "monolith, default options": result.monolith_default_ms,
         **{f"visit of {counted(int(count), 'block')}": times for count, times in result.visits_ms.items()},
     }
-    print_times(f"{result.model}, {result.precision}, batch {result.batch}", result, wholes, console)
+    _print_times(f"{result.model}, {result.precision}, batch {result.batch}", result, wholes, console)
     console.print(
         f"{result.engine}, {result.provider}, {counted(result.threads, 'thread')}, {counted(result.repeats, 'run')}"
     )
@@ -162,7 +175,7 @@ def _print_profile(found: DeviceProfile) -> None:
     console = open_console()
     for size, times in found.batch.items():
         title = f"{found.device.name}: {found.model}, {found.precision}, batch {size}"
-        print_times(title, times, {"chain": times.chain_ms}, console)
+        _print_times(title, times, {"chain": times.chain_ms}, console)
         if times.slowdown > _SLOWER:
             console.print(
                 f"the last third took {times.slowdown:.2f} times as long as the first; was something else running?"

@@ -22,9 +22,8 @@ from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome
+from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome, new_alias
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.keys import new_keys
 from ls_edge.runtime.transport.links import Links
