@@ -19,7 +19,7 @@ def floors():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(item for extra in EXTRAS for item in extras[extra])]
-    found = [re.fullmatch(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?", item) for item in wanted]
+    found = [re.fullmatch(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:<.*)?", item) for item in wanted]
     return [f"{match[1]}=={match[2]}" for match in found if match[1] not in BORROWED and match[2]]
 
 

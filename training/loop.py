@@ -140,7 +140,7 @@ def _check_new(out: Path) -> None:
 def _check_apart(out: Path, source: str) -> None:
     """Raise :class:`UsageError` for a run folder inside the images, where it would count as a class."""
     data = Path(source)
-    if not source or not data.is_dir():
+    if source in ("", "digits") or not data.is_dir():
         return
     inside, outside = out.resolve(), data.resolve()
     if inside == outside or outside in inside.parents:

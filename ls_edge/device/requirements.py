@@ -124,7 +124,7 @@ def jetpack_advice(root: Path = hardware.ROOT) -> str:
 
 def engine_advice() -> str:
     """Return the command or advice to install the build of ONNX Runtime for this machine."""
-    if not hardware.has_nvidia():
+    if not hardware.has_nvidia() or jetpack_problem() is not None:
         return "pip install onnxruntime"
     if platform.machine() == "x86_64":
         return "pip install 'onnxruntime-gpu[cuda,cudnn]'"

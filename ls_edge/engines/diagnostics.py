@@ -136,7 +136,7 @@ def check_tensorrt(root: Path = hardware.ROOT) -> Iterator[Finding]:
         yield Finding("warn", "TensorRT of JetPack", detail, "pip uninstall tensorrt and all packages tensorrt-cu*")
     tried = probe(_TENSORRT_CODE, LAYER_MODEL, limit_s=2 * PROBE_LIMIT_S)
     if tried.found is None:
-        yield Finding("warn", what, tried.why, _numpy_fix(tried) or _fix_of(tried.why, "tensorrt", is_jetson))
+        yield _failed(what, tried, "tensorrt", is_jetson)
     elif not tried.found["right"]:
         yield Finding(
             "bad", what, f"{tried.found['device']} computes wrong numbers", "use --engine onnx, and report it"
@@ -163,8 +163,7 @@ def check_cuda() -> Iterator[Finding]:
     if tried.found is None and NO_DRIVER in tried.why and tensorrt_name() is not None:
         return  # TensorRT's finding says so
     if tried.found is None:
-        fix = _fix_of(tried.why, "the CUDA runtime", hardware.jetson_linux() is not None)
-        yield Finding("warn", "CUDA runtime", tried.why, fix)
+        yield _failed("CUDA runtime", tried, "the CUDA runtime", hardware.jetson_linux() is not None)
         return
     runtime, driver = tried.found["runtime"], tried.found["driver"]
     newer = ", an older release, which is enough" if numbers(runtime) > numbers(driver) else ""
@@ -182,11 +181,12 @@ _JETSON_FIXES = {
 """Fixes on a Jetson by pattern in an error."""
 
 
-def _fix_of(why: str, package: str, is_jetson: bool) -> str:
-    """Return the fix of an error: a known one, the advice at its end, or to reinstall the package."""
-    known = (fix for pattern, fix in _JETSON_FIXES.items() if is_jetson and re.search(pattern, why))
-    _, found, fix = why.rpartition("; ")
-    return next(known, fix if found else f"install {package} again as NVIDIA says for this device")
+def _failed(what: str, tried: ProbeResult, package: str, is_jetson: bool) -> Finding:
+    """Return the error of a probe, and its fix: a known one, the advice at its end, or to reinstall the package."""
+    known = (fix for pattern, fix in _JETSON_FIXES.items() if is_jetson and re.search(pattern, tried.why))
+    detail, _, advice = tried.why.rpartition("; ")
+    fix = next(known, advice if detail else f"install {package} again as NVIDIA says for this device")
+    return Finding("warn", what, detail or tried.why, _numpy_fix(tried) or fix)
 
 
 def _numpy_fix(tried: ProbeResult) -> str | None:

@@ -52,6 +52,8 @@ def test_the_build_of_onnxruntime_fits_the_machine(monkeypatch, install_only, nv
     install_only(all_but(*requirements.ORT_BUILDS))
     assert requirements.engine_advice().startswith(advice)
     assert requirements.install_command("cpu") == requirements.engine_advice()
+    monkeypatch.setattr(requirements, "jetpack_problem", lambda: "JetPack 5 is not supported")  # its GPU is of no use
+    assert requirements.engine_advice() == "pip install onnxruntime"
 
 
 def test_an_installed_build_of_onnxruntime_is_kept(install_only):

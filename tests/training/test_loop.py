@@ -236,7 +236,7 @@ def test_data_that_does_not_fit_the_settings_leaves_no_run_and_replaces_none(tmp
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_run_inside_its_data_is_refused(tmp_path):
+def test_a_run_inside_its_data_is_refused(tmp_path, monkeypatch):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for index in range(8):
@@ -248,6 +248,9 @@ def test_a_run_inside_its_data_is_refused(tmp_path):
             train(settings(str(tmp_path / "data"), epochs=0), out, reporter=Silent())
     assert sorted((tmp_path / "data").rglob("*")) == before
     train(settings(str(tmp_path / "data"), epochs=0), tmp_path / "data-run", reporter=Silent())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()  # which the embedded images are not
+    train(settings("digits", epochs=0), "digits/run", reporter=Silent())
 
 
 def test_a_learning_rate_far_too_high_leaves_a_run_with_the_reason(tmp_path):
