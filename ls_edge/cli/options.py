@@ -183,24 +183,9 @@ def wait(help_text: str, default: float = 5.0, least: float = 0, most: float = 8
     return number("--wait", help_text, "SECONDS", least, most, default=default)
 
 
-def bands(default: str) -> Option:
-    """Return the option ``--bands``."""
-    return text("--bands", f"Groups in which blocks may be reordered, such as 0/1-6/7.  [default: {default}]", "BANDS")
-
-
 def threads(help_text: str) -> Option:
     """Return the option ``--threads``."""
     return count("--threads", help_text, most=MAX_THREADS)
-
-
-def duration(help_text: str) -> Option:
-    """Return the option ``--duration``."""
-    return number("--duration", help_text, "SECONDS", most=10**6, above=True, default=4.0)
-
-
-def names(flag: str, help_text: str, metavar: str = "NAME", **settings: Any) -> Option:
-    """Return an option that may be repeated."""
-    return text(flag, help_text, metavar, multiple=True, **settings)
 
 
 def concurrency(most: int, help_text: str = "Concurrent requests.") -> Option:
@@ -246,10 +231,11 @@ SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of ra
 
 
 PROFILES = apply_options(
-    names(
+    text(
         "--profiles",
         "Files of 'ls-edge bench --out'; NAME,NAME=FILE for several devices of one kind.",
         "FILE...",
+        multiple=True,
         required=True,
     ),
     click.argument("more", nargs=-1, metavar=""),

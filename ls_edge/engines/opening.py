@@ -280,7 +280,7 @@ def build_engines(
     options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     with contextlib.ExitStack() as stack:
         try:
-            _tensorrt_for(bundle, build_target)
+            _tensorrt_for(bundle, build_target if kind == "tensorrt" else this_device)
             workspace = None
             if not is_rtx(tensorrt_module()):  # which also builds where nothing can run
                 workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)

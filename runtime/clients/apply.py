@@ -20,12 +20,12 @@ from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.text import name_blocks, one_line, short_id
+from ls_edge.core.text import name_blocks, short_id
 from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, version_of
 from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
 from ls_edge.runtime.clients.fetching import fetch_model
 from ls_edge.runtime.clients.sender import AGAIN_S, COMPLETE, CONNECT_S, PushResult, Sender, Target
-from ls_edge.runtime.clients.session import STEP_S, Session
+from ls_edge.runtime.clients.session import STEP_S
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, StoreState, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.zap import curve_of
@@ -99,14 +99,13 @@ class Applier(Sender):
         """Whether no peer is away, so that the change ends."""
         self._impatient: tuple[Phase, ...] = ()
         """Phases in which sources are not waited for any longer."""
-        self._removed: set[str] = set()
-        """Peers that the new file does not list."""
         self._told: set[str] = set()
         """Peers that were told to end the change."""
 
     def look(self) -> Change:
         """Compare the running fleet with the file; raise :class:`UsageError` if the file does not fit the bundle."""
-        missing = self._wait_for_answers()
+        self.wait_until(lambda: all(one.stored or one.has_refused for one in self.sessions.values()), self._connect_s)
+        missing = {name: one.why_silent for name, one in self.sessions.items() if one.stored is None}
         listed = {peer.name for peer in self._new.peers}
         welcomes = {
             name: one.welcome for name, one in self.sessions.items() if name not in missing and one.welcome is not None
@@ -162,6 +161,17 @@ class Applier(Sender):
         self._send_all(offers)
         self._is_whole = not change.missing
         self._carry_out()
+
+    def results(self, change: Change) -> dict[str, PushResult]:
+        """Return the result for each peer: those that do not answer are ``missing``, removed ones ``removed``."""
+        found = {name: PushResult(0, 0, 0, "missing", why) for name, why in change.missing.items()}
+        removed = [step.peer for step in change.plan.steps if step.kind == "remove"]
+        found |= dict.fromkeys(removed, PushResult(0, 0, 0, "removed", None))
+        for name, one in self._targets.items():
+            parts, size, state = (one.last.parts, one.last.size, one.last.state) if one.last else (0, 0, "unreachable")
+            state = "failed" if one.failure else "removed" if name in removed and state == "active" else state
+            found[name] = PushResult(parts, size, one.sent, state, one.failure or None)
+        return found
 
     # The steps.
 
@@ -292,8 +302,10 @@ class Applier(Sender):
         # Peers end the links of this process with the change if the new file does not list it.
         removes_itself = self._new.source(self._hello.name.rpartition(".")[0]) is None
         is_cut_off = removes_itself and name in self._told and not one.up
+        can_use = one.is_warm and one.state is not None and not (one.state.draining or one.state.stuck)
+        serves = welcome.blocks if can_use and welcome is not None else ()
         return Seen(
-            frozenset(served_by(one)),
+            frozenset(serves),
             "" if welcome is None else welcome.model_id,
             has_files=target is None or target.state in COMPLETE,
             is_active=target is None or target.state == StoreState.ACTIVE,
@@ -329,13 +341,6 @@ class Applier(Sender):
             )
         self._impatient += (now.phase,)
 
-    def _stop(self, target: Target, why: str) -> None:
-        """Raise :class:`PushError`, unless the peer is removed, which does not depend on its consent."""
-        if target.peer.name not in self._removed:
-            super()._stop(target, why)
-        del self._targets[target.peer.name]
-        self._warn(f"{target.peer.name}: {one_line(why)}; it is removed anyway")
-
     def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
         """Handle events, and dial a peer that moves at its new address once it has left the previous one."""
         found = super().step(seconds)
@@ -346,21 +351,3 @@ class Applier(Sender):
                 dial = {other: one.peer.address for other, one in self.sessions.items()}
                 self._links.change(dial, curve_of(self.peers, self._hello.name, self._keys))
         return found
-
-
-def results_of(applier: Applier, change: Change) -> dict[str, PushResult]:
-    """Return the result for each peer: those that do not answer are ``missing``, removed ones ``removed``."""
-    results = dict(applier.results())
-    removed = {step.peer for step in change.plan.steps if step.kind == "remove"}
-    for name in removed & results.keys():
-        if results[name].state == "active":
-            results[name] = msgspec.structs.replace(results[name], state="removed")
-    absent = {name: PushResult(0, 0, 0, "missing", why) for name, why in change.missing.items()}
-    return {**absent, **dict.fromkeys(removed, PushResult(0, 0, 0, "removed", None)), **results}
-
-
-def served_by(session: Session) -> Sequence[int]:
-    """Return the blocks of this peer that others can use now."""
-    if not session.is_warm or session.welcome is None or session.state is None:
-        return ()
-    return () if session.state.draining or session.state.stuck else session.welcome.blocks

@@ -98,21 +98,10 @@ class Sender(Client):
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._warned: set[str] = set()
+        self._removed: set[str] = set()
+        """Peers that the new file does not list."""
         self._file: FileVersion | None = None
         """The ``peers.yaml`` to offer with the bundle, if any."""
-
-    def results(self) -> Mapping[str, PushResult]:
-        """Return the result for each peer so far."""
-        return {
-            name: PushResult(
-                parts=one.last.parts if one.last else 0,
-                bytes=one.last.size if one.last else 0,
-                sent_bytes=one.sent,
-                state=StoreState.FAILED.value if one.failure else one.last.state if one.last else "unreachable",
-                reason=one.failure or None,
-            )
-            for name, one in self._targets.items()
-        }
 
     # The steps.
 
@@ -131,13 +120,8 @@ class Sender(Client):
             self._targets[name].files[digest.hex()] = (path, len(raw))
         return digest, len(raw)
 
-    def _wait_for_answers(self) -> dict[str, str]:
-        """Wait until all peers have admitted or refused this process; return why some have not admitted it."""
-        self.wait_until(lambda: all(one.stored or one.has_refused for one in self.sessions.values()), self._connect_s)
-        return {name: one.why_silent for name, one in self.sessions.items() if one.stored is None}
-
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
-        """Offer the bundle to all peers in the order of the file, and answer their requests until all have it."""
+        """Offer the bundle to all peers in the order of the file, each once the previous one has answered."""
         for name, (manifest, size) in offers.items():
             if (target := self._targets.get(name)) is None:
                 continue
@@ -145,8 +129,6 @@ class Sender(Client):
             target.files.setdefault(manifest.hex(), (Path(), size))
             self._offer(target)
             self._until(target, self._has_heard)
-        for target in list(self._targets.values()):
-            self._until(target, lambda target: self._has_heard(target) and target.state in COMPLETE)
 
     # Waiting and failing.
 
@@ -183,7 +165,11 @@ class Sender(Client):
             self._on_warning(text)
 
     def _stop(self, target: Target, why: str) -> None:
-        """Raise :class:`PushError`."""
+        """Raise :class:`PushError`, unless the peer is removed, which does not depend on its consent."""
+        if target.peer.name in self._removed:
+            del self._targets[target.peer.name]
+            self._warn(f"{target.peer.name}: {one_line(why)}; it is removed anyway")
+            return
         target.failure = one_line(why)
         switched = [name for name, one in self._targets.items() if one.state == StoreState.ACTIVE]
         rest = f"switched before: {', '.join(switched)}" if switched else "no peer was switched"

@@ -198,14 +198,11 @@ class Peer:
         except LsEdgeError as error:
             log.warning("not reloaded", extra={"peer": self.name, "why": str(error)})
             return
-        self._setup = setup
         log.info("reloaded", extra={"peer": self.name, "peers": len(setup.peers.peers)})
-        if before.needs_reopening(setup):
-            self._fallback = self._fallback or before
+        if self._use(setup):
+            self._setup, self._fallback = setup, self._fallback or before
             if not self._running.stops:  # a second stop would leave without handing requests on
                 self._running.stop()
-        else:
-            self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
 
     # The phases.
 

@@ -189,7 +189,7 @@ class Handshake:
     def link_up(self, link: Link, now: float) -> None:
         """Greet a peer on a link that this process has dialed."""
         self.problems.clear(link.dialed, "link")
-        self._send(link, self.hello())
+        self.send(link, self.hello())
         self._linked.greeting_due[link] = (now + GREETING_DELAY, GREETING_DELAY)
 
     def link_down(self, event: LinkDown, now: float) -> None:
@@ -208,7 +208,7 @@ class Handshake:
         for name in self._linked.due_rests(now):
             self._links.dialer.rest(name)
         for link in self._linked.due_greetings(now):
-            self._send(link, self.hello())
+            self.send(link, self.hello())
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
         """Admit or refuse the process that HELLO or WELCOME describes."""
@@ -225,7 +225,7 @@ class Handshake:
         if greeting.role in GUESTS:
             self._linked.guests[name] = greeting.role
         if isinstance(greeting, Hello):  # WELCOME goes before all messages of the machine
-            self._send(link, Welcome(*msgspec.structs.astuple(self.hello())))
+            self.send(link, Welcome(*msgspec.structs.astuple(self.hello())))
         self._on_admitted(link, greeting, first)
 
     def on_complaint(self, link: Link, name: str, complaint: Complaint) -> None:
@@ -249,7 +249,7 @@ class Handshake:
             self._refused.drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
         else:
             self._refused.count("hello refused", name, reason)
-            self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
+            self.send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
             if link.dialed == name:
                 self._linked.greeting_due[link] = (float("inf"), GREETING_DELAY)
             else:
@@ -274,7 +274,8 @@ class Handshake:
     def send_to_all(self, message: Message) -> None:
         """Send a message to all linked processes."""
         for links in list(self._linked.links_of.values()):
-            self._send(links[0], message)
+            self.send(links[0], message)
 
-    def _send(self, link: Link, message: Message) -> None:
+    def send(self, link: Link, message: Message) -> None:
+        """Send a message on a link."""
         self._links.send(link, [framing.encode(message)])

@@ -343,7 +343,7 @@ class Node:
         elif isinstance(event, LinkUp):
             self._handshake.link_up(event.link, time.monotonic())
             if self._settings.role == "peer":
-                self._send_link(event.link, self._state(event.link.dialed))
+                self._handshake.send(event.link, self._state(event.link.dialed))
         elif isinstance(event, LinkDown):
             self._refused.forget(event.link)
             self._handshake.link_down(event, time.monotonic())
@@ -376,7 +376,8 @@ class Node:
         connections of unknown processes then. The address of this process, the heartbeat, and the choice to use keys
         must not change.
         """
-        changed = _changed(self._settings.peers, peers)
+        before, after = _keys_of(self._settings.peers), _keys_of(peers)
+        changed = {name for name, key in before.items() if name not in after or after[name] != key}
         self._settings = replace(self._settings, peers=peers, keys=keys)
         self._handshake.change(peers)
         self._links.change(self._settings.dialed, self._settings.curve)
@@ -415,7 +416,7 @@ class Node:
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
             self.feed(NeighborUp(hello))
         if first and isinstance(greeting, Hello) and self._settings.role == "peer":
-            self._send_link(link, self._state(name))
+            self._handshake.send(link, self._state(name))
         if greeting.role == "pusher" and self._guests.installer is not None:
             self._guests.installer.greeted(name)
 
@@ -424,14 +425,6 @@ class Node:
             self._guests.installer.lost(name)
         self._outbox.forget(name)
         self.feed(NeighborDown(name, why))
-
-    def _send_link(self, link: Link, message: Message) -> None:
-        self._links.send(link, [framing.encode(message)])
-
-
-def _changed(before: PeersFile, after: PeersFile) -> set[str]:
-    old, new = _keys_of(before), _keys_of(after)
-    return {name for name, key in old.items() if name not in new or new[name] != key}
 
 
 def _keys_of(peers: PeersFile) -> dict[str, str | None]:

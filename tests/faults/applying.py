@@ -1,7 +1,7 @@
 """Bundles and files that tests give to running peers, as ``ls-edge apply`` does."""
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.clients.apply import Applier, results_of
+from ls_edge.runtime.clients.apply import Applier
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
 
@@ -14,5 +14,5 @@ def give(file, bundle, keys, new=None, **named):
         try:
             applier.apply(change)
         finally:
-            give.found = results_of(applier, change)
+            give.found = applier.results(change)
     return give.found

@@ -21,7 +21,7 @@ from ls_edge.core.text import byte_size, counted, name_blocks
 from ls_edge.report.progress import StepProgress
 from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.change.planner import Step
-from ls_edge.runtime.clients.apply import Applier, Change, results_of
+from ls_edge.runtime.clients.apply import Applier, Change
 from ls_edge.runtime.clients.fetching import running_file
 from ls_edge.runtime.clients.sender import PushError, PushResult, pusher_name
 
@@ -102,7 +102,7 @@ def command(
                     applier.apply(change)
             except PushError as error:
                 failure = error
-        results = results_of(applier, change)
+        results = applier.results(change)
     if as_json:
         steps = {step.peer: _document(step, change) for step in change.plan.steps}
         print_json({"version": change.version, "changes": steps, "outage": why or None, "peers": results})

@@ -44,7 +44,7 @@ _SLOWER = 1.15
 @click.argument("bundle", required=False, type=options.FILE)
 @options.threads("Threads of the engines.  [default: all cores]")
 @options.text("--batch", "Images at a time; several sizes with --out.", "N,N", type=options.counts(1024), default="1")
-@options.duration("Time to run chains at each batch size.")
+@options.number("--duration", "Time to run chains at each batch size.", "SECONDS", most=10**6, above=True, default=4.0)
 @options.choice("--engine", options.ENGINES, "Engine of the parts.", default="auto")
 @options.text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 @options.output("--out", "Profile to write, for 'ls-edge plan'.", ours=options.JSON_FILE)

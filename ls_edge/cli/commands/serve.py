@@ -49,7 +49,7 @@ _SEND_WITHIN_S = 2.0
 @options.path("--tls-key", "Private key of --tls-cert (PEM).")
 @options.path("--token-file", "Bearer tokens that clients need, one a line.")
 @options.flag("--insecure-http", "Allow --http off the loopback without TLS or tokens.")
-@options.names("--allow-host", "Host name of this server, in addition to the loopback.")
+@options.text("--allow-host", "Host name of this server, in addition to the loopback.", "NAME", multiple=True)
 @options.concurrency(256, "Concurrent images.")
 @options.count(
     "--queue",

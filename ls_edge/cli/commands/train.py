@@ -57,7 +57,11 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
     help=f"{', '.join(METHODS)}, or package.module:Class.  [default: shared if the start was trained in one order, "
     "else anyorder]",
 )
-@options.bands("as in --init RUN, else the method's")
+@options.text(
+    "--bands",
+    "Groups in which blocks may be reordered, such as 0/1-6/7.  [default: as in --init RUN, else the method's]",
+    "BANDS",
+)
 @options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
 @options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
@@ -74,7 +78,9 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 @options.choice("--precision", ["auto", "fp32", "bf16", "fp16"], "Type of the matrix products.  [default: auto]")
 @options.threads("Torch threads on the CPU.")
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
-@options.names("--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE")
+@options.text(
+    "--set", "Any setting of the configuration, such as optim.clip=0.5; may be repeated.", "KEY=VALUE", multiple=True
+)
 @click.option(
     "--recipes",
     is_flag=True,
