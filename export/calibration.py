@@ -88,7 +88,7 @@ def read_calibration(
         labels.append(ref.label)
     if len(images) < LEAST:
         raise DataError(
-            f"{found.source}: {len(images)} images can be read, calibration needs at least {LEAST}; give more"
+            f"{found.source}: calibration needs at least {LEAST} images, {len(images)} can be read; give more"
         )
     known = all(label is not None for label in labels)
     fit, held_out = (

@@ -225,7 +225,10 @@ def check_torch() -> Iterator[Finding]:
         yield judged("torch CUDA", f"{detail}; {problem}" if problem else detail, fix)
     elif hardware.has_nvidia():
         detail = f"there is a GPU, but torch (built for CUDA {tried.found['built']}) cannot use it"
-        yield Finding("warn", "torch CUDA", detail, "install the torch build for this driver, see https://pytorch.org")
+        build = "the torch build for this driver, see https://pytorch.org"
+        if hardware.jetson_linux():  # for which pytorch.org has no wheels
+            build = "NVIDIA's torch wheel for this board's JetPack, or uninstall torch: a peer needs none"
+        yield Finding("warn", "torch CUDA", detail, f"install {build}")
     else:
         yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
 

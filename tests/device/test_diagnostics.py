@@ -109,6 +109,21 @@ def test_libzmq_without_curve_is_a_warning(tmp_path, monkeypatch):
     assert "without CURVE" in found.detail
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("release", "fix"), [(None, "see https://pytorch.org"), ("36.4.7", "a peer needs none")])
+def test_a_torch_that_cannot_use_the_gpu_is_a_warning(install_only, tmp_path, monkeypatch, release, fix):
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n    is_available = lambda: False\nclass version:\n    cuda = '13.0'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: True)
+    monkeypatch.setattr(hardware, "jetson_linux", lambda: release)
+    install_only({"torch": "2.11"})
+    (found,) = diagnostics.check_torch()
+    assert found.status == "warn"
+    assert fix in found.fix
+
+
 ORIN, THOR = "NVIDIA Jetson Orin Nano Developer Kit", "NVIDIA Jetson AGX Thor Developer Kit"
 
 
