@@ -144,6 +144,14 @@ def test_no_folder_is_both_above_and_below_a_neighbor():
             pytest.fail(f"{folder}: {' imports '.join(reversed(error.args[1]))}")
 
 
+def test_clients_load_nothing_of_routing():
+    reached, new = set(), {name for name in MODULES if package_of(name) == "clients"}
+    while new:
+        reached |= new
+        new = {other for name in new for other in graph()[name]} - reached
+    assert [name for name in sorted(reached) if package_of(name) == "routing"] == []
+
+
 def test_the_lines_are_checked():
     assert {package_of(name) for name in MODULES} == {package for line in LINES for package in line}
     for wrong in (("core.bundle", "cli.commands.run"), ("data.datasets", "engines.engine"),
