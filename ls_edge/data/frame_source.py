@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 _SCHEMES = "rtsp|rtsps|rtspu|rtsph|rtmp|rtmps|rtmpe|rtmpt|http|https|udp|tcp|rtp|srt|mms|mmsh|mmst"
 _STREAM = re.compile(rf"({_SCHEMES})://(.+)", re.IGNORECASE | re.DOTALL)
-_URL = re.compile(r"([a-z][a-z0-9+.-]*:/+)(.*)", re.IGNORECASE | re.DOTALL)
-_NO_SLASHES = re.compile(r".*:.*@", re.DOTALL)
-_VALUES = re.compile(r"([?#;]|[^/?#;=]*=).*", re.DOTALL)
-"""Query, parameters, and fragment behind a path; some cameras have a query as the last part of their path."""
+_URL = re.compile(r"([a-z][a-z0-9+.-]{0,40}:/+)(.*)", re.IGNORECASE | re.DOTALL)
+_VALUES = re.compile(r"[?#;=:]|%3[DF]", re.IGNORECASE)
+"""Begin of query, parameters, or fragment; some cameras have them, or user and password, as a part of their path."""
 _KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
 _DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
-_PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:]*)(?::\d*)?(?:[/?#]|\Z)")
+_PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:;=]*)(?::\d*)?(?=[/?#]|\Z)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ def visible_name(given: str) -> str:
     """
     url = _URL.search(given)
     if url is None:
-        return _NO_SLASHES.sub("…@", given)
+        user, at, rest = given.rpartition("@")
+        return f"…@{rest}" if at and ":" in user else given
     rest = url[2]
     path, _, query = rest.partition("?")
     if "@" in path or ("@" in query and not (_PLAIN_HOST.match(rest) and "=" in query.partition("@")[0])):
@@ -64,8 +64,10 @@ def visible_name(given: str) -> str:
         path = rest.partition("?")[0]
     if not _PLAIN_HOST.match(path):  # a user and a password without a host
         rest = path.partition(":")[0]
-    found = _VALUES.search(rest)
-    path, values = (rest, "") if found is None else (rest[: found.start()], found[0])
+    host = _PLAIN_HOST.match(rest)
+    mark = _VALUES.search(rest, 0 if host is None else host.end())
+    cut = len(rest) if mark is None else rest.rfind("/", 0, mark.start()) + 1 if mark[0] in "=:" else mark.start()
+    path, values = rest[:cut], rest[cut:]
     keys = "&".join(f"{key}=…" for key in _KEY.findall(values))
     hidden = keys or "…" * (len(values) > 1)
     return f"{url[1]}{path}{'?' if hidden else ''}{hidden}"

@@ -17,7 +17,9 @@ import zmq
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import check_name
 
-_LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
+_LINE = re.compile(
+    rb"^[ \t]*(public|secret)-key[ \t]*=[ \t]*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?[ \t\r]*$", re.M
+)
 
 
 @dataclass(frozen=True)

@@ -152,14 +152,14 @@ CASES = r"""
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
-1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
 2 | analyze | Missing argument 'RUN_OR_BUNDLE...'
 2 | analyze bundle | Missing option '--data'
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --bands 0/2 | bands 0/2: expected block 1, found block 2; list each block once, with
 2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
 2 | EVAL --jsn | unknown option '--jsn'; did you mean '--json'? See
-1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
 1 | eval newer --data digits | newer/manifest.json has schema 7, not 2: made by a newer ls-edge; export again
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', not 2: made by an older ls-edge;
@@ -180,7 +180,7 @@ CASES = r"""
 2 | verify bundle --data digits | --data compares with PyTorch and needs --run RUN as well
 2 | verify bundle bundle | Got unexpected extra argument (bundle)
 2 | bench | name the folder of a bundle, or a running peer with --peers FILE --name NAME
-1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: it has
 2 | bench bundle --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
 2 | bench bundle --duration 0.1 --batch 0 | '--batch': '0': use numbers from 1 to 1024
 2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range 0<x<=1000000
@@ -263,7 +263,7 @@ CASES = r"""
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
 2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so this needs the key of a source: give
 2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle
-1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
 2 | predict | Missing argument 'IMAGE...'
 1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
 1 | predict --peers good.yaml --bundle bundle empty | empty: the folder has no images; their names must end in .bmp,

@@ -82,9 +82,10 @@ def test_files_without_a_secret_key_are_refused(tmp_path):
     public_path.chmod(0o600)
     with pytest.raises(UsageError, match=r"it is a public key, give the \.key_secret"):
         load_secret(public_path)
-    path.write_bytes(b"\xff\x00 nonsense")
-    with pytest.raises(UsageError, match="holds no CURVE secret key"):
-        load_secret(path)
+    for content in (b"\xff\x00 nonsense", b"\n" * 65536):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="holds no CURVE secret key"):
+            load_secret(path)
     path.write_bytes(b'curve\n    secret-key = "' + b"#" * 40 + b'"\n')
     with pytest.raises(UsageError, match="not valid Z85"):
         load_secret(path)
