@@ -1,10 +1,10 @@
 """Comparison of exported parts with PyTorch: each part alone, then all parts as a chain.
 
 The reference is the view in float32 on the CPU; the files run in ONNX Runtime, also on the CPU. Each part runs on
-batches of one to three images and of the maximum size, which shows that the batch axis is free; the reference runs once
-on all images, since PyTorch's batch axis is free. The chain runs on :data:`CHAIN_IMAGES` in trained and in shuffled
-orders, which shows that blocks work in any order that the bands allow. The tolerances by precision are
-(:data:`TOLERANCES`):
+batches of one to three images and of the maximum size, which shows that the batch axis is free; the reference runs
+once, on the :data:`PART_IMAGES` that these batches repeat, since PyTorch's batch axis is free. The chain runs on
+:data:`CHAIN_IMAGES` in trained and in shuffled orders, which shows that blocks work in any order that the bands allow.
+The tolerances by precision are (:data:`TOLERANCES`):
 
 - ``fp32``: the largest difference is at most 1e-5 of the reference's largest value, for parts and logits. If PyTorch's
   own float32 is less exact (because of long sums, as in convolutional stems), a part may differ by
@@ -69,6 +69,8 @@ OWN_ROUNDING = 4.0
 """Allowed multiple of PyTorch's own rounding error, since both sums have one and there are few images."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
+PART_IMAGES = 3
+"""Number of different images that run through the parts: rows of a batch that are exchanged differ."""
 CHAIN_IMAGES = 2
 """Number of images that run through the whole chain in each order."""
 AGREEMENT_SLACK = 0.17
@@ -157,7 +159,7 @@ def verify_numbers(
     precision: str,
     batches: tuple[int, ...] = batches_of(MAX_BATCH),
 ) -> Verified:
-    """Compare ``chain`` with ``view`` (float32, CPU, evaluation mode) on images ``[n, 3, H, W]``, repeated if needed.
+    """Compare ``chain`` with ``view`` (float32, CPU, evaluation mode) on the first images of ``[n, 3, H, W]``.
 
     Raise :class:`VerificationError` with the first part or order that misses the tolerance of ``precision``.
     """
@@ -165,10 +167,9 @@ def verify_numbers(
         raise VerificationError(f"precision {precision!r} cannot be verified by this version, only {list(TOLERANCES)}")
     engine = f"onnxruntime {onnxruntime_module().__version__} {chain.provider}"
     comparison = _Comparison(view, chain, Verified(precision, source, engine, batches))
-    images = images[np.arange(max(batches)) % len(images)]
     with torch.no_grad():
         few = images[:CHAIN_IMAGES]
-        trained = comparison.parts(images)[:CHAIN_IMAGES]
+        trained = comparison.parts(images[:PART_IMAGES])[:CHAIN_IMAGES]
         comparison.chain_in("trained", range(chain.num_blocks), few, trained)
         for order in view.bands.random_orders(SHUFFLED, seed=0):
             comparison.chain_in("shuffled", order, few, view.forward(torch.from_numpy(few), order))
@@ -220,8 +221,10 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     Raise :class:`VerificationError` if it belongs to another run, or if classes, preprocessing, or results differ.
     """
     m, folded = bundle.manifest, bundle.folded
-    pairs = (("list of classes", m.classes, run.record.classes), ("preprocessing", m.image, run.record.image))
-    for what, ours, theirs in pairs:
+    for what, ours, theirs in (
+        ("list of classes", m.classes, run.record.classes),
+        ("preprocessing", m.image, run.record.image),
+    ):
         if ours != theirs:
             raise VerificationError(
                 f"the {what} of {bundle.folder} differs from {run.folder}: {_first_difference(ours, theirs)}; name the "
@@ -235,11 +238,17 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
         )
     view = PartsView(run.view, folded=folded)
     view.bands = bundle.bands
-    batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
-    images = generated_images(m.image, max(batches)) if samples is None else samples.images
+    images = generated_images(m.image) if samples is None else samples.images
     check_half_range(bundle, images)  # first: it names the cause of what differs
     with Pipeline.on_demand(bundle) as chain:
-        result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
+        result = verify_numbers(
+            view,
+            chain,
+            images,
+            source=source,
+            precision=m.precision,
+            batches=batches_of(max(m.verified.get("batches", (MAX_BATCH,)))),
+        )
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
         outputs = reference_outputs(bundle, chain.executor.run)
@@ -341,17 +350,16 @@ class _Comparison:
 
     def _block(self, index: int, tokens: Tensor) -> Tensor:
         name, result = f"block {index}", self.result
-        slots = torch.full((len(tokens),), index)
 
         def run(rows: np.ndarray) -> np.ndarray:
             return self.chain.block(index, rows, index)
 
-        after = self.view.block(index, tokens, slots)
-        self._part(name, run, tokens, after, lambda rows: self._exact(index).block(index, rows, slots[: len(rows)]))
+        after = self.view.block(index, tokens, index)
+        self._part(name, run, tokens, after, lambda rows: self._exact(index).block(index, rows, index))
         if result.tolerance.large:
             scaled = tokens[:1] * (RESIDUAL / float(tokens[:1].abs().max().clamp_min(1e-30)))
             scaled = torch.cat((scaled, -scaled))
-            ours, theirs = run(scaled.numpy()), self.view.block(index, scaled, torch.full((2,), index))
+            ours, theirs = run(scaled.numpy()), self.view.block(index, scaled, index)
             error = self._compare(f"{name} with tokens up to {RESIDUAL:.0f}", ours, theirs)[1]
             result.large = max(result.large or 0.0, error)
         return after
@@ -364,10 +372,11 @@ class _Comparison:
         outputs: Tensor,
         exact: Callable[[Tensor], Tensor],
     ) -> None:
-        """Compare ``run`` with PyTorch's outputs in batches of each size."""
+        """Compare ``run`` with PyTorch's outputs in batches of each size, which repeat the images."""
         for batch in self.result.batches:
-            rows = inputs[:batch]
-            found = self._compare(name, run(rows.numpy()), outputs[:batch], partial(exact, rows.double()))
+            which = torch.arange(batch) % len(inputs)
+            rows = inputs[which]
+            found = self._compare(name, run(rows.numpy()), outputs[which], partial(exact, rows.double()))
             self._count(name, found)
 
     def chain_in(self, kind: str, order: Sequence[int], images: np.ndarray, theirs: Tensor) -> None:

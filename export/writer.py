@@ -235,13 +235,19 @@ def _verify(
     bundle: Bundle, parts: PartsView, settings: ExportSettings, calibration: Calibration | None, on_step: Step
 ) -> Verified:
     on_step("verification")
-    batches = batches_of(settings.max_batch)
     if calibration is None:
-        images, source = generated_images(bundle.manifest.image, max(batches)), "generated"
+        images, source = generated_images(bundle.manifest.image), "generated"
     else:
         images, source = calibration.held_out.images, calibration.source
     with Pipeline.on_demand(bundle) as chain:
-        result = verify_numbers(parts, chain, images, source=source, precision=settings.precision, batches=batches)
+        result = verify_numbers(
+            parts,
+            chain,
+            images,
+            source=source,
+            precision=settings.precision,
+            batches=batches_of(settings.max_batch),
+        )
         if calibration is not None:
             on_step("accuracy")
             if calibration.held_out.labels is not None:
