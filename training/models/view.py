@@ -274,5 +274,5 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> No
         if own[name].is_floating_point() and (not value.is_floating_point() or value.element_size() == 1):  # float8
             kind = str(value.dtype).removeprefix("torch.")
             raise ModelError(f"{name!r} is {kind} in the checkpoint; save weights that are not quantized")
-        if not torch.isfinite(value.float()).all():
+        if not (0 * value.float()).sum().isfinite():  # torch.isfinite takes 2.5 times as long
             raise ModelError(f"{name!r} has NaN or infinity in the checkpoint; use one from before training diverged")
