@@ -7,7 +7,6 @@ requirements of an extra are read from the metadata of the installed package.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -134,6 +133,8 @@ def engine_advice() -> str:
 
 def requirements() -> dict[str, list[Requirement]]:
     """Return the requirements of each extra, and of the core under an empty name; empty if ls-edge is not installed."""
+    import importlib.metadata  # 2 MiB that a peer does not need
+
     try:
         about = importlib.metadata.metadata("ls-edge")
     except importlib.metadata.PackageNotFoundError:
@@ -155,6 +156,8 @@ def requirements() -> dict[str, list[Requirement]]:
 
 def installed(name: str) -> str | None:
     """Return the version of an installed distribution, or None."""
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

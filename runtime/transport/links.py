@@ -9,10 +9,10 @@ unknown process can end its own connection and nothing else, even with a greetin
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Collection, Mapping, Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.connections import (
@@ -166,15 +166,15 @@ class Links:
     def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         while True:
             try:
-                message = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+                frame, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event = zmq.Event(message["event"])
+            event, value = struct.unpack("=hi", frame)  # zmq.utils.monitor would load asyncio: 6 MiB in each process
             if name:
-                found = self.dialer.on_monitor(name, event, message["endpoint"].decode(), int(message["value"]))
+                found = self.dialer.on_monitor(name, zmq.Event(event), endpoint.decode(), value)
                 events += () if found is None else (found,)
             elif self._listener is not None:
-                events += map(LinkDown, self._listener.on_monitor(event, int(message["value"])))
+                events += map(LinkDown, self._listener.on_monitor(zmq.Event(event), value))
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         """Read at most 64 messages of a socket."""
