@@ -89,7 +89,8 @@ def watch():
 
 
 def _notice(event, arguments):
-    if _started is not None and event in _EVENTS:
+    # The first import of some libraries looks for others by ldconfig, in whichever test it happens.
+    if _started is not None and event in _EVENTS and "ldconfig" not in str(arguments):
         _started.append(f"{event} {arguments!r:.80}")
 
 
