@@ -95,7 +95,7 @@ def test_the_files_are_in_order():
 
 
 HTTP = r"^(ls_edge_http_\S+) (\S+)$"
-HEALTHY, FULL, LATE = "healthy", "full", "late"
+HEALTHY, FULL, LATE, BROKEN = "healthy", "full", "late", "broken"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ HEALTHY, FULL, LATE = "healthy", "full", "late"
         ([LATE] * 6, {"LsEdgeServerRefuses", "LsEdgeServerOverloaded"}),
         (["", "", LATE, "", "", ""], {"LsEdgeServerRefuses", "LsEdgeServerOverloaded"}),  # the first burst
         ([HEALTHY, HEALTHY, FULL, "", "", ""], {"LsEdgeServerRefuses"}),
+        ([HEALTHY, BROKEN, BROKEN, BROKEN, BROKEN, BROKEN], {"LsEdgeServerRefuses"}),
     ],
 )
 def test_alerts_fire_in_a_course_of_minutes(write_peers, tiny_bundle, tmp_path, course, expected):
@@ -128,7 +129,10 @@ def test_alerts_fire_in_a_course_of_minutes(write_peers, tiny_bundle, tmp_path, 
             for _ in range(20):
                 assert status("GET", "/health/live") == 200
             if kind == HEALTHY:
-                assert ask(b"no image") == 400
+                assert status("POST", "/predict", b"no image") == 400
+            elif kind == BROKEN:
+                service.decoders.decode = None
+                assert status("POST", "/predict", picture()) == 500
             elif kind:
                 service.places._free, service.places.queue = 0, 8 * (kind == LATE)  # all places are taken
                 with ThreadPoolExecutor(3) as pool:
