@@ -39,14 +39,14 @@ from ls_edge.core.bundle import (
     shared_groups,
     write_manifest,
 )
-from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError, printable
+from ls_edge.core.errors import BundleError, EngineError, RunError, UsageError, VerificationError, printable
 from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress, warn_in_python
 from ls_edge.data.datasets import ImageSet
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.measuring import reference_outputs
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.tensorrt.build import tensorrt_name
+from ls_edge.engines.tensorrt.build import this_device
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges, read_calibration
 from ls_edge.export.canonical import HALF_SCALES, OPSET, check, digest_of_graph, identify, to_bytes
 from ls_edge.export.fp16 import LARGEST, beyond_half, nodes_in_float, to_half
@@ -262,11 +262,13 @@ def _verify(
 def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: None) -> str | None:
     """Build the TensorRT engines of a bundle for this device, in the cache, and compare them with the files.
 
-    Return the device that they run on, or None if TensorRT is not installed. Not run on hardware yet. Raise
+    Return the device that they run on, or None without TensorRT or a GPU. Not run on hardware yet. Raise
     :class:`ls_edge.core.errors.EngineError` if an engine cannot be built, and :class:`VerificationError` if the engines
     and ONNX Runtime disagree.
     """
-    if tensorrt_name() is None:
+    try:
+        this_device()
+    except EngineError:
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (

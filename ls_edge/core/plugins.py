@@ -7,6 +7,7 @@ See examples/plugin.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -43,6 +44,12 @@ def load(group: str, name: str, base: type[Kind], built_in: Iterable[str], *, re
     try:
         found: Any = entry.load()
     except Exception as error:
+        module = sys.modules.get(entry.module)
+        if isinstance(error, AttributeError) and module is not None:
+            own = [key for key, one in vars(module).items() if getattr(one, "__module__", "") == entry.module]
+            raise UsageError(
+                f"{word} {name!r}: {entry.module} has no {entry.attr!r}; it has {', '.join(own) or 'no classes'}"
+            ) from None
         raise UsageError(
             f"{word} {name!r}: {value} cannot be imported ({type(error).__name__}: {error}); install or repair its "
             "package"

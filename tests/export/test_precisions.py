@@ -15,7 +15,7 @@ from ls_edge.core.parts import HEAD, STEM
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.settings import ExportSettings
 from ls_edge.export.verify import verify_run
-from ls_edge.export.writer import export_run
+from ls_edge.export.writer import build_engines, export_run
 from ls_edge.training.runs.checkpoint import load_run
 from tests.export.onnx_models import beyond_half, model_of, session_of, types_of
 
@@ -71,7 +71,9 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
     ],
     ids=lambda value: f"{value.precision} {value.engine}" if isinstance(value, ExportSettings) else "",
 )
-def test_an_export_is_verified_and_gives_the_same_bytes_again(gentle, few_images, tmp_path, settings, again):
+def test_an_export_is_verified_and_gives_the_same_bytes_again(
+    gentle, few_images, tmp_path, monkeypatch, settings, again
+):
     given = few_images if settings.engine == "tensorrt" else None
     bundle = export_run(gentle, tmp_path / "one", settings, calibration=given).bundle
     manifest = bundle.manifest
@@ -82,6 +84,8 @@ def test_an_export_is_verified_and_gives_the_same_bytes_again(gentle, few_images
     assert (found["residual_1500"] is not None) == (settings.precision == "fp16")
     assert (found["top1"] is not None) == (given is not None)
     verify_run(bundle, gentle)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert build_engines(bundle) is None  # although TensorRT for RTX is installed with the tools of development
     if settings.engine == "tensorrt":
         model = model_of(bundle, "block 0")
         types = types_of(model)

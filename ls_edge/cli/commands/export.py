@@ -59,7 +59,7 @@ def command(
     if exported.account is not None:
         note_account(exported.account)
     if asked.engine == "tensorrt" and exported.engines_built is None:
-        click.echo("TensorRT is not installed here; the devices build their engines from these files", err=True)
+        click.echo("no TensorRT with a GPU here; the devices build their engines from these files", err=True)
     if as_json:
         print_json(exported.document())
     else:
