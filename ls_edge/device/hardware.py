@@ -87,7 +87,11 @@ def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, floa
     return total, max(0.0, free)
 
 
-_MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 """Files of the limit and the use of memory, of control groups of version 2 and 1."""
 
 

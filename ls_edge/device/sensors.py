@@ -260,9 +260,8 @@ class Nvml:
         library.nvmlDeviceGetCount_v2(ctypes.byref(count))
         self._devices: list[ctypes.c_void_p] = []
         for index in range(count.value):
-            device = ctypes.c_void_p()
-            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
-                self._devices.append(device)
+            self._devices.append(ctypes.c_void_p())  # stays null for a card that has failed; the others keep numbers
+            library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._devices[index]))
 
     @classmethod
     def open(cls, path: str = "libnvidia-ml.so.1") -> Nvml | None:

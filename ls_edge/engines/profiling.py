@@ -53,7 +53,7 @@ class MeasuredDevice:
             cpu=hardware.cpu_name(),
             cores=hardware.cores(),
             cpu_quota=hardware.cpu_quota(),
-            gpus=[gpu.name for gpu in self.sensors.gpus()],
+            gpus=[gpu.name for gpu in self.sensors.gpus() if gpu.name],
             memory_bytes=None if memory is None else round(memory[0] * 2**30),
             available_bytes=None if memory is None else round(memory[1] * 2**30),
             l4t=hardware.jetson_linux(self.sensors.root),

@@ -55,8 +55,8 @@ def test_free_memory_is_that_of_the_service_and_its_slice(tmp_path):
     own.write_text("0::/system.slice/ls-edge.service\n")
     service.mkdir(parents=True)
     mib = 2**20
-    for folder, limit, used, cached in ((service, 64, 60, 20), (service.parent, 96, 80, 0)):
-        (folder / "memory.max").write_text(f"{limit * mib}\n")
+    for folder, kind, limit, used, cached in ((service, "max", 64, 60, 20), (service.parent, "high", 96, 80, 0)):
+        (folder / f"memory.{kind}").write_text(f"{limit * mib}\n")
         (folder / "memory.current").write_text(f"{used * mib}\n")
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached * mib}\nactive_file 7\n")
     assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 16 / 1024)

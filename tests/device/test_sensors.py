@@ -239,31 +239,32 @@ NVML = """
 #include <string.h>
 static int card;
 int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &card; return 0; }
-int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, "Some GPU", length); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = index ? &card : 0; return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, device ? "Some GPU" : "", length); return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 71500; return device == &card ? 0 : 2; }
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { *mj = 0; return 0; }
-int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return 0; }
-int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz) { *mhz = 1000 + type; return 0; }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *r) { *r = 0x40 | 0x4 | 0x1; return 0; }
+int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return !device; }
+int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz) { *mhz = 1000 + type; return !device; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *r) { *r = 0x45; return !device; }
 """
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("cc") is None, reason="builds a library")
-def test_a_card_is_read_through_nvml(tmp_path):
+def test_cards_are_read_through_nvml_and_keep_their_number_when_one_fails(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML, encoding="utf-8")
     library = tmp_path / "libnvml.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True, timeout=60)
     nvml = Nvml.open(str(library))
-    (gpu,) = nvml.read()
+    gone, gpu = nvml.read()
+    assert (gone.name, gone.temperature_c, gone.slowdowns) == ("", None, [])
     assert (gpu.name, gpu.watts, gpu.joules) == ("Some GPU", 71.5, None)
     assert (gpu.temperature_c, gpu.clock_mhz, gpu.slowdowns) == (40.0, 1001.0, ["hardware thermal slowdown"])
-    tree(tmp_path, {"sys/class/devfreq/17000000.gpu/cur_freq": 306_000_000})
+    tree(tmp_path, {f"sys/class/devfreq/1{number}000000.gpu/cur_freq": 306_000_000 for number in (7, 8)})
     sensors = Sensors(tmp_path, nvml)
-    assert sensors.state().clocks_mhz == {"gpu0": 306.0}  # the kernel knows better than NVML on a Jetson
-    assert sensors.state().throttled == ["gpu0: hardware thermal slowdown"]
+    assert sensors.state().clocks_mhz == {"gpu0": 306.0, "gpu1": 306.0}  # the kernel knows better than NVML on a Jetson
+    assert sensors.state().throttled == ["gpu1: hardware thermal slowdown"]
     with PowerMeter(sensors, every_s=0.005) as meter:
         pass
     assert (meter.reading.watts, meter.reading.scope) == (71.5, "gpu")

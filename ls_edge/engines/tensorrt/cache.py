@@ -156,17 +156,16 @@ class EngineCache:
     def _read(self, path: Path) -> bytes | None:
         """Read a file of this user; return None if it is missing."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as stream:
+                found = os.fstat(stream.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise EngineError(f"{path} is not a regular file; remove it, and it will be built again")
+                _check_owner(found, path)
+                return stream.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise EngineError(f"cannot read {path}: {error.strerror}; remove it, and it will be built again") from None
-        with os.fdopen(descriptor, "rb") as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise EngineError(f"{path} is not a regular file; remove it, and it will be built again")
-            _check_owner(found, path)
-            return stream.read()
 
     def _write(self, path: Path, raw: bytes) -> None:
         try:
