@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import counted, show, show_ms
+from ls_edge.core.text import counted, show, show_hours, show_ms
 from ls_edge.report.terminal import open_console
 
 REFRESH_HZ = 10
@@ -142,6 +142,8 @@ class StepProgress:
         self._label = printable(label)
         self._line_every_s = line_every_s or LINE_EVERY_S
         self._next_line = time.monotonic() + line_every_s
+        self._first = (0, 0, 0.0)
+        """Finished steps, their total, and the time when this total was first reported."""
         self._bar: Progress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -164,6 +166,12 @@ class StepProgress:
             self._bar.update(self._task, completed=done, total=total, description=f"{self._label}: {printable(text)}")
             return
         now = time.monotonic()
+        if total != self._first[1]:
+            self._first = done, total, now
         if now >= self._next_line:
             self._next_line = now + self._line_every_s
-            self._console.print(f"{self._label}: {printable(text)} ({done}/{total})", markup=False, highlight=False)
+            passed = done - self._first[0]
+            hours = (now - self._first[2]) / 3600
+            left = f", {show_hours(hours * (total - done) / passed)} left" if passed > 0 else ""
+            line = f"{self._label}: {printable(text)} ({done}/{total}{left})"
+            self._console.print(line, markup=False, highlight=False)

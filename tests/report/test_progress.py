@@ -25,14 +25,14 @@ def test_progress_in_a_file_has_lines_for_events_and_the_end(run_with_loss):
     assert "\x1b" not in written(out)
 
 
-def test_steps_in_a_file_say_how_far_they_are():
+def test_steps_in_a_file_say_how_far_they_are_and_for_how_long():
     out = console(terminal=False)
     with StepProgress("train", console=out, line_every_s=1e-9) as progress:
         for done in (10, 20):
             progress(done, 40, "epoch 1/2  35 images/s")
     first, second = written(out).splitlines()
     assert first == "train: epoch 1/2  35 images/s (10/40)"
-    assert second == "train: epoch 1/2  35 images/s (20/40)"
+    assert re.fullmatch(r"train: epoch 1/2  35 images/s \(20/40, \S+ s left\)", second)
     with StepProgress("train", console=(quiet := console(terminal=False)), line_every_s=60) as progress:
         progress(1, 2, "epoch 1/2")
     assert written(quiet) == ""  # a short training prints its epochs only
