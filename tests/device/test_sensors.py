@@ -241,7 +241,7 @@ static int card;
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = index ? &card : 0; return 0; }
-int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, device ? "Some GPU" : "", length); return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) { strcpy(name, device ? "Some GPU" : ""); return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 71500; return device == &card ? 0 : 2; }
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { *mj = 0; return 0; }
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return !device; }
