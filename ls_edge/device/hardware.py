@@ -18,6 +18,10 @@ _ARM = ("neon", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve")
 ROOT = Path("/")
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
+MEMORY_SHARE = 0.8
+"""Fraction of the free memory for engines; the rest is for tokens in flight and other processes."""
+JETSON_MEMORY_SHARE = 0.6
+"""The same on a Jetson, where CUDA may fail while memory is free. An assumption: no limit was published or measured."""
 
 
 def cpu_name() -> str:
@@ -93,6 +97,11 @@ _MEMORY_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 """Files of the limit and the use of memory, of control groups of version 2 and 1."""
+
+
+def memory_for_engines(free: float, release: str | None) -> float:
+    """Return the part of the free memory that engines may take; ``release`` is that of Jetson Linux, None elsewhere."""
+    return free * (MEMORY_SHARE if release is None else JETSON_MEMORY_SHARE)
 
 
 def shows_limits(root: Path = CGROUP, own: Path = OWN_CGROUP) -> bool:

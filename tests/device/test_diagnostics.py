@@ -166,6 +166,13 @@ def test_a_pc_has_no_line_of_a_jetson(tmp_path):
     assert list(diagnostics.check_jetson(tmp_path)) == []
 
 
+@pytest.mark.parametrize(("release", "share"), [(None, 0.8), ("36.4.7", 0.6)])
+def test_blocks_have_the_room_that_plan_gives_them(monkeypatch, release, share):
+    monkeypatch.setattr(hardware, "jetson_linux", lambda *_: release)
+    monkeypatch.setattr(hardware, "memory_gib", lambda: (8.0, (1000 + diagnostics.PEER_MIB) / 1024))
+    assert f"room for blocks of {1000 * share:,.0f} MiB" in pairs(diagnostics.check_hardware())["memory"].detail
+
+
 def test_cores_that_the_control_group_does_not_grant_are_a_warning(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.write_text("0::/a/b\n")

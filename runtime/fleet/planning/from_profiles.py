@@ -14,15 +14,12 @@ from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import is_name
 from ls_edge.core.text import counted, short_id
 from ls_edge.core.validation import InvalidDocument, read_json
+from ls_edge.device.hardware import memory_for_engines
 from ls_edge.device.profile import DeviceProfile, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
 from ls_edge.runtime.protocol.codecs import wire_bytes
 from ls_edge.runtime.simulator.simulation import SOURCE
 
-MEMORY_SHARE = 0.8
-"""Fraction of the free memory for engines; the rest is for tokens in flight and other processes."""
-JETSON_MEMORY_SHARE = 0.6
-"""The same on a Jetson, where CUDA may fail while memory is free. An assumption: no limit was published or measured."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
@@ -228,8 +225,7 @@ def _device(
     block_bytes, parts = max(1, profile.block_memory_bytes), {part.part for part in profile.parts}
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
     taken = profile.memory_bytes + sum(part.taken_bytes for part in fastest.profile.parts if part.part in missing)
-    share = MEMORY_SHARE if profile.device.l4t is None else JETSON_MEMORY_SHARE
-    room = block_bytes * bundle.num_blocks + taken if free is None else free * share
+    room = block_bytes * bundle.num_blocks + taken if free is None else memory_for_engines(free, profile.device.l4t)
     link_ms, wire_ms = inputs.link(bundle, one.name)
     copies_ms = profile.one_at_a_time.visit_ms
     around_ms = 0.0 if inputs.measured_ms(one.name) is not None else CALL_MS  # hops of a run include it

@@ -10,12 +10,11 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.parts import HEAD, STEM
+from ls_edge.device.hardware import JETSON_MEMORY_SHARE, MEMORY_SHARE
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.runtime.fleet.planning.from_profiles import (
     CALL_MS,
-    JETSON_MEMORY_SHARE,
     LATENCY_MS,
-    MEMORY_SHARE,
     MeasuredRun,
     NamedProfile,
     PlanningInputs,
