@@ -17,8 +17,8 @@ import time
 
 import zmq
 
-_SOCKADDR = 16
-"""Size of a zeroed AF_UNSPEC address; connecting a socket to it ends its connection."""
+_SOCKADDR, _LONGEST = 16, 128
+"""Size of a zeroed AF_UNSPEC address, which ends the connection of a socket that connects to it; longest address."""
 _libc = ctypes.CDLL(None)
 # Plain integers: arithmetic on the enums takes as long as a small send.
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
@@ -129,7 +129,7 @@ def abort(descriptor: int, port: int) -> bool:
     libzmq may have closed the descriptor, whose number then belongs to something else in this process.
     """
     ends = _ends_of(descriptor)
-    if ends is None or ends[0][1] != port:
+    if ends is None or int.from_bytes(ends[0][2:4], "big") != port:
         return False
     _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
     return True
@@ -141,20 +141,19 @@ def abort_if_to_itself(descriptor: int) -> bool:
     TCP allows that if the port of a dead local process is dialed from the same port, which it would then keep in use.
     """
     ends = _ends_of(descriptor)
-    return ends is not None and ends[0] == ends[1] and abort(descriptor, ends[0][1])
+    return ends is not None and ends[0] == ends[1] and abort(descriptor, int.from_bytes(ends[0][2:4], "big"))
 
 
-def _ends_of(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    """Return the addresses of both ends of a TCP connection; None if the descriptor is nothing of the kind."""
-    try:
-        connected = socket.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
-        if connected.family not in (socket.AF_INET, socket.AF_INET6):
+def _ends_of(descriptor: int) -> list[bytes] | None:
+    """Return the addresses of both ends of a TCP connection, as the kernel writes them; None for anything else.
+
+    A socket of Python would make the descriptor non-blocking if the program has a default timeout.
+    """
+    kind, size, ends = ctypes.c_int(), ctypes.c_uint(4), []
+    _libc.getsockopt(descriptor, socket.SOL_SOCKET, socket.SO_PROTOCOL, ctypes.byref(kind), ctypes.byref(size))
+    for end in (_libc.getsockname, _libc.getpeername):
+        address, size = ctypes.create_string_buffer(_LONGEST), ctypes.c_uint(_LONGEST)
+        if kind.value != socket.IPPROTO_TCP or end(descriptor, address, ctypes.byref(size)):
             return None
-        return connected.getsockname()[:2], connected.getpeername()[:2]
-    except OSError:
-        return None
-    finally:
-        connected.detach()  # it belongs to libzmq
+        ends.append(address.raw)
+    return ends
