@@ -9,7 +9,6 @@ One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections import Counter, deque
@@ -204,8 +203,11 @@ class MachineDriver:
 
 
 def _write_out(machine: Machine[Any]) -> None:
-    """Write the latest events of a machine to a file, from which an internal error can be explained."""
-    path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}-{os.getpid()}.txt"
+    """Write the latest events of a machine to a file, from which an internal error can be explained.
+
+    A process that is restarted again and again replaces the file.
+    """
+    path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}.txt"
     try:
         path.write_text("\n".join(machine.recent.lines()), encoding="utf-8")
     except OSError as error:
