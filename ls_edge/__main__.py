@@ -25,9 +25,9 @@ def main() -> NoReturn:
 
 def _use_utf8() -> None:
     """Start again in UTF-8 mode if the locale has another encoding: names of classes and files are UTF-8 everywhere."""
-    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this very command
+    if sys.getfilesystemencoding() != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"  # for further processes; python -E and -I ignore it
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  this very command
 
 
 if __name__ == "__main__":

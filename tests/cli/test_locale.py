@@ -43,13 +43,14 @@ def test_classes_of_folders_and_tars_are_utf8(latin1, images, tmp_path):
 
 
 def test_commands_take_and_print_names_in_utf8(latin1, images, tiny_bundle):
-    command = [sys.executable, "-m", "ls_edge", "predict", "--bundle", tiny_bundle, images, "--json", "--threads", "1"]
+    python = [sys.executable, "-E"]  # without the environment of Python
+    command = [*python, "-m", "ls_edge", "predict", "--bundle", tiny_bundle, images, "--json", "--threads", "1"]
     done = subprocess.run(command, env=latin1, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [
         f"{images}/{name}/ä.png" for name in ("Bären", "Füchse")
     ]
     done = subprocess.run(
-        [*command[:4], images / "fehlt-ü.png", *command[4:6], "--json"], env=latin1, capture_output=True
+        [*command[:5], images / "fehlt-ü.png", *command[5:7], "--json"], env=latin1, capture_output=True
     )
     assert json.loads(done.stdout)["image"] == f"{images}/fehlt-ü.png"
