@@ -63,7 +63,8 @@ class Capture:
             with self._lock:
                 self._ended = not there
                 if there:
-                    self._newest = time.monotonic(), frame
+                    # Frames grow old while the machine sleeps.
+                    self._newest = time.clock_gettime(time.CLOCK_BOOTTIME), frame
                     self._count += 1
                 self._serve()
 
@@ -79,7 +80,7 @@ class Capture:
             self._answer(SINGLE if self._count == 1 else SEVERAL)
         elif self._request == "next":
             newest, self._newest = self._newest, None
-            if newest is not None and time.monotonic() - newest[0] < self._stall_s:
+            if newest is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - newest[0] < self._stall_s:
                 self._request = ""
                 height, width = newest[1].shape[:2]
                 self._answer(NEXT, FRAME.pack(height, width), newest[1].tobytes())

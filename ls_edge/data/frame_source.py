@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _SCHEMES = "rtsp|rtsps|rtspu|rtsph|rtmp|rtmps|rtmpe|rtmpt|http|https|udp|tcp|rtp|srt|mms|mmsh|mmst"
 _STREAM = re.compile(rf"({_SCHEMES})://(.+)", re.IGNORECASE | re.DOTALL)
@@ -13,6 +16,7 @@ _VALUES = re.compile(r"[?#;=:]|%3[DF]", re.IGNORECASE)
 _KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
 _DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
+_VIDEO4LINUX = 81  # major number of cameras, whose devices udev may give any name
 _PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:;=]*)(?::\d*)?(?=[/?#]|\Z)")
 
 
@@ -32,7 +36,7 @@ class FrameSource:
         if camera := _CAMERA.fullmatch(given):
             place = camera[1] or "0"
             return cls(given, int(place) if place.isdigit() else place, is_device=True)
-        if _DEVICE.fullmatch(given):
+        if _DEVICE.fullmatch(given) or _is_camera(given):
             return cls(given, given, is_device=True)
         if stream := _STREAM.fullmatch(given):
             return cls(visible_name(given), f"{stream[1].lower()}://{stream[2]}")
@@ -46,6 +50,12 @@ class FrameSource:
         user = str(self.address).partition("://")[2].rpartition("@")[0]
         escapes = "; in a password, write @ as %40 and # as %23" if re.search(r"[@#?/]", user) else ""
         return f"check the address, user, and password{escapes}"
+
+
+def _is_camera(path: str) -> bool:
+    with contextlib.suppress(OSError):  # too long
+        return Path(path).is_char_device() and os.major(os.stat(path).st_rdev) == _VIDEO4LINUX
+    return False
 
 
 def visible_name(given: str) -> str:

@@ -1,6 +1,7 @@
 """Frames of videos and of live sources: real files, and a real stream of JPEGs over HTTP."""
 
 import io
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data import camera as camera_module
-from ls_edge.data import capture
+from ls_edge.data import capture, frame_source
 from ls_edge.data.camera import LiveFrames, VideoFile, frames
 from ls_edge.data.datasets import open_data
 from ls_edge.data.frame_source import FrameSource, visible_name
@@ -181,6 +182,13 @@ def test_a_wrong_password_is_not_a_source_of_sound():
 def test_a_source_that_cannot_be_opened_is_refused(given, shown):
     with pytest.raises(DataError, match=f"cannot open {re.escape(shown)}"):
         open_data(given, "eval")
+
+
+def test_a_device_of_a_camera_may_have_any_name(tmp_path, monkeypatch):
+    (tmp_path / "front").symlink_to("/dev/null")
+    assert FrameSource.parse(str(tmp_path / "front")) is None
+    monkeypatch.setattr(frame_source, "_VIDEO4LINUX", os.major(os.stat("/dev/null").st_rdev))
+    assert FrameSource.parse(str(tmp_path / "front")).is_device
 
 
 def test_similar_names_are_not_live():
