@@ -80,7 +80,7 @@ def _in_old_opset(
             helper.make_node("Slice", [inputs[0], *where], [output])
             for where, output in zip(between, node.output, strict=True)
         ]
-    if node.op_type == "ReduceMean" and len(inputs) > 1:
+    if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(inputs) > 1:
         attributes["axes"] = numpy_helper.to_array(constants[inputs.pop()]).tolist()
     return [helper.make_node(node.op_type, inputs, list(node.output), domain=node.domain, **attributes)]
 

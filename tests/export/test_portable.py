@@ -31,6 +31,8 @@ GRAPHS = {
     "gelu": (traced([node("Gelu", "x")]), "Div Erf Add Mul Mul"),
     "gelu with tanh": (traced([node("Gelu", "x", approximate="tanh")]), "Mul Mul Add Mul Mul Tanh Add Mul Mul"),
     "mean": (traced([node("ReduceMean", "x axes", keepdims=0)], (8,), axes=[1]), "ReduceMean"),
+    "max": (traced([node("ReduceMax", "x axes", keepdims=0)], (8,), axes=[1]), "ReduceMax"),
+    "sum": (traced([node("ReduceSum", "x axes", keepdims=0)], (8,), axes=[1]), "ReduceSum"),
     "attention": (
         traced(
             [node("Mul", "x s", "q"), node("Transpose", "x", "k", perm=[0, 2, 1]), node("MatMul", "q k")], (5, 5),
