@@ -118,7 +118,8 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
             continue
         if name == "method_args":
             value = msgspec.to_builtins(make_method(str(own.method), value).settings)
-        if value != was and not (is_hub(str(value)) and str(was).startswith(f"{value}@")):  # pinned in the run
+        pinned = is_hub(str(value)) and str(was).startswith(f"{value}@")
+        if not (value == was or pinned or Path(str(value)).resolve() == Path(str(was)).resolve()):  # data and data/
             return f"{name} is {was!r}, not {value!r}"
     return ""
 

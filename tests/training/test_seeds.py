@@ -3,10 +3,12 @@
 import json
 import resource
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from ls_edge.api.training import other_setting, read_settings
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training.commands import call
 
@@ -70,6 +72,15 @@ def test_the_command_that_started_a_run_resumes_it(folder, tmp_path, capsys, mon
     capsys.readouterr()
     code = call(*command, "--resume")
     assert (code, capsys.readouterr().err.count("is finished: nothing to resume")) == (0, 1)
+
+
+def test_a_run_resumes_with_another_name_of_its_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Path(__file__).parents[2] / "examples/cifar10"
+    for source, differs in (("./cifar10/train.tar.xz", False), (str(tmp_path / "cifar10/train.tar.xz"), False),
+                            ("other/train.tar.xz", True)):  # fmt: skip
+        asked = read_settings(None, {"data": source}, (), resume=True, overwrite=False)
+        assert bool(other_setting(run, *asked)) == differs, source
 
 
 def test_a_run_is_not_resumed_with_another_setting_of_its_method(tmp_path, capsys):
