@@ -254,6 +254,7 @@ def onnxruntime_module() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
+        from onnxruntime import InferenceSession  # noqa: F401  a folder that is called onnxruntime has none
     except ImportError as error:
         raise EngineError(
             f"onnxruntime does not load ({first_line(error)}); to install it: {engine_advice()}"

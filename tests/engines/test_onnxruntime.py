@@ -1,12 +1,15 @@
 """Engines of ONNX Runtime: exact results, and one clear line for a file or a provider that does not load."""
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import onnx
 import pytest
 
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import signature_of, warm_up
-from ls_edge.engines.onnxruntime import OnnxEngine, open_session
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.opening import open_engine
 from ls_edge.engines.providers import CPU, CUDA
 from tests.engines.reference import plain, tokens
@@ -36,6 +39,12 @@ def test_invalid_files_are_named(bundle):
         assert "\n" not in str(caught.value)
     with pytest.raises(EngineError, match="the file's inputs are images float32"):
         OnnxEngine(bundle.read("stem"), "block 2", signature, provider=CPU, threads=1)
+
+
+def test_a_folder_that_is_called_onnxruntime_is_not_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    with pytest.raises(EngineError, match=r"^onnxruntime does not load \(.*InferenceSession.*\); to install it: pip"):
+        onnxruntime_module()
 
 
 def test_weights_in_another_file_are_never_read(bundle, tmp_path, monkeypatch):

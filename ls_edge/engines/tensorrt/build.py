@@ -50,7 +50,8 @@ WORKSPACE = 1 << 30
 def tensorrt_name() -> str | None:
     """Return the module of TensorRT or, without it, of TensorRT for RTX; None if neither is installed."""
     names = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
-    return next((name for name in names if importlib.util.find_spec(name) is not None), None)
+    # a folder without code that is called tensorrt has no origin
+    return next((name for name in names if getattr(importlib.util.find_spec(name), "origin", None)), None)
 
 
 def tensorrt_module() -> Any:
@@ -62,10 +63,11 @@ def tensorrt_module() -> Any:
         )
     try:
         trt = importlib.import_module(name)
+        version = numbers(trt.__version__)
     except Exception as error:
         raise EngineError(f"{name} does not load ({first_line(error)}); use --engine onnx") from error
     least, beyond, shown = ((1, 2), (2,), "1.2 to 1") if is_rtx(trt) else ((10, 3), (12,), "10.3 to 11")
-    if not least <= numbers(trt.__version__) < beyond:
+    if not least <= version < beyond:
         raise EngineError(
             f"{name} is version {trt.__version__}, this ls-edge supports {shown}; update JetPack or TensorRT, or "
             "use --engine onnx"
@@ -299,7 +301,7 @@ def build(
     if not parser.parse(raw):
         hint = "; int8 for TensorRT is exported with --engine tensorrt" if b"DynamicQuantizeLinear" in raw else ""
         raise EngineError(
-            f"{part}: TensorRT {trt.__version__} cannot read the file ({_parser_reason(parser) or logger.take()}); "
+            f"{part}: TensorRT {key.tensorrt} cannot read the file ({_parser_reason(parser) or logger.take()}); "
             f"use --engine onnx{hint}"
         )
     config = builder.create_builder_config()
@@ -324,7 +326,7 @@ def build(
     why = logger.take() or NO_REASON
     if plan is None:
         raise EngineError(
-            f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} "
+            f"{part}: TensorRT {key.tensorrt} could not build an engine for {key.gpu} "
             f"({why}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
         )
     return bytes(plan), b"" if is_rtx(trt) else bytes(config.get_timing_cache().serialize())

@@ -1,6 +1,8 @@
 """Building of engines, on doubles of CUDA and TensorRT: options, progress, and parts that cannot be built."""
 
+import importlib
 import logging
+import sys
 
 import onnx
 import pytest
@@ -116,6 +118,20 @@ def test_a_tensorrt_of_another_version_is_refused_in_one_line(bundle, gpu, doubl
     monkeypatch.setattr(doubles, "__version__", version)
     with pytest.raises(EngineError, match=rf"^tensorrt is version {version}, this ls-edge supports 10.3 to 11; update"):
         open_block_engines(bundle, ORDER, kind="tensorrt")
+
+
+def test_a_folder_that_is_called_tensorrt_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "tensorrt").mkdir()
+    assert tensorrt_build.tensorrt_name() != "tensorrt"
+    (tmp_path / "tensorrt.py").touch()
+    importlib.invalidate_caches()
+    with pytest.raises(
+        EngineError, match=r"^tensorrt does not load \(.*no attribute '__version__'\); use --engine onnx"
+    ):
+        tensorrt_build.tensorrt_module()
+    del sys.modules["tensorrt"]
 
 
 @pytest.mark.parametrize(("limit", "workspace"), [(None, 1 << 30), (1 << 33, 1 << 30), (1 << 25, 1 << 25)])
