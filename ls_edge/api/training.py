@@ -118,8 +118,12 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
             continue
         if name == "method_args":
             value = msgspec.to_builtins(make_method(str(own.method), value).settings)
-        pinned = is_hub(str(value)) and str(was).startswith(f"{value}@")
-        if not (value == was or pinned or Path(str(value)).resolve() == Path(str(was)).resolve()):  # data and data/
+        # data and data/ are the same, and a run pins what comes from a hub
+        if not (
+            value == was
+            or Path(str(value)).resolve() == Path(str(was)).resolve()
+            or (is_hub(str(value)) and str(was).startswith(f"{value}@"))
+        ):
             return f"{name} is {was!r}, not {value!r}"
     return ""
 

@@ -258,7 +258,6 @@ def _has_temporary_folder() -> bool:
 def check_hardware() -> Iterator[Finding]:
     """Check the board, the processor, memory, and disk."""
     yield from check_jetson()
-    release = hardware.jetson_linux()
     features = " ".join(hardware.cpu_features()) or "no relevant vector instructions"
     cores, quota, memory = hardware.cores(), hardware.cpu_quota(), hardware.memory_gib()
     free_disk = shutil.disk_usage(".").free / 2**30
@@ -276,8 +275,9 @@ def check_hardware() -> Iterator[Finding]:
             "memory",
             memory
             and f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free, room for blocks of "
-            f"{hardware.memory_for_engines(max(0.0, memory[1] * 1024 - PEER_MIB), release):,.0f} MiB{unknown}",
-            (GPU_MEMORY_ADVICE if release else "end other programs")
+            f"{hardware.memory_for_engines(max(0.0, memory[1] * 1024 - PEER_MIB), hardware.jetson_linux()):,.0f} "
+            f"MiB{unknown}",
+            (GPU_MEMORY_ADVICE if hardware.jetson_linux() else "end other programs")
             + f"; a peer needs {PEER_MIB} MiB in addition to its blocks"
             if memory and memory[1] < 0.5
             else None,

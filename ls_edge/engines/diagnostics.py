@@ -129,8 +129,7 @@ def check_tensorrt(root: Path = hardware.ROOT) -> Iterator[Finding]:
         elif is_jetson:
             yield Finding("warn", what, "not installed", jetpack_advice(root))
         return
-    spec = importlib.util.find_spec(name)
-    found = outside if spec is None or spec.origin is None else Path(spec.origin).parent
+    found = Path(getattr(importlib.util.find_spec(name), "origin", "")).parent
     if is_jetson and outside is not None and found != outside:
         detail = f"{found} shadows JetPack's in {outside}, and may have no code for this GPU"
         yield Finding("warn", "TensorRT of JetPack", detail, "pip uninstall tensorrt and all packages tensorrt-cu*")
