@@ -64,6 +64,7 @@ def example_plugin(monkeypatch):
 @pytest.mark.usefixtures("example_plugin")
 def test_commands_and_options_exist(path, monkeypatch):
     text = path.read_text(encoding="utf-8")
+    monkeypatch.syspath_prepend(path.parent)  # methods in a file next to the page
     if "\nexport LS_EDGE_PEERS=" in text:
         monkeypatch.setenv("LS_EDGE_PEERS", "peers.yaml")
     for line in commands(text):
