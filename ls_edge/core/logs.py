@@ -53,8 +53,8 @@ class _Json(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
+            **_fields(record),
         }
-        line |= _fields(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -115,8 +115,15 @@ class _QueuedLines(logging.Handler):
 
 
 def _dropped_lines(count: int) -> logging.LogRecord:
-    fields = {"msg": "log lines dropped", "count": count, "why": "standard error was not read"}
-    return logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", **fields})
+    return logging.makeLogRecord(
+        {
+            "levelno": logging.WARNING,
+            "levelname": "WARNING",
+            "msg": "log lines dropped",
+            "count": count,
+            "why": "standard error was not read",
+        }
+    )
 
 
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:

@@ -17,11 +17,13 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from ls_edge.core.errors import UsageError, lacking
 from ls_edge.device import hardware
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 def compiler_problem() -> str:
@@ -133,7 +135,9 @@ def engine_advice() -> str:
 
 def requirements() -> dict[str, list[Requirement]]:
     """Return the requirements of each extra, and of the core under an empty name; empty if ls-edge is not installed."""
-    import importlib.metadata  # 2 MiB that a peer does not need
+    import importlib.metadata  # both take a peer 3 MiB that it does not need
+
+    from packaging.requirements import Requirement
 
     try:
         about = importlib.metadata.metadata("ls-edge")
@@ -150,8 +154,10 @@ def requirements() -> dict[str, list[Requirement]]:
             else:
                 yield Requirement(f"{item.name}{item.specifier}")
 
-    core = [item for item in every if item.marker is None]
-    return {"": core, **{extra: list(dict.fromkeys(of(extra))) for extra in about.get_all("Provides-Extra", [])}}
+    return {
+        "": [item for item in every if item.marker is None],
+        **{extra: list(dict.fromkeys(of(extra))) for extra in about.get_all("Provides-Extra", [])},
+    }
 
 
 def installed(name: str) -> str | None:
