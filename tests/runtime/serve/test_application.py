@@ -208,7 +208,7 @@ def test_an_image_that_takes_long_leaves_its_place_to_others(swarm, bundle):
     with in_process(service) as status, ThreadPoolExecutor(1) as pool:
         assert status("POST", "/predict", small) == 200
         service.decoders._reserve(LARGE_BYTES)  # large images are being decoded, without end
-        waiting = pool.submit(status, "POST", "/predict?budget_ms=60000", large)
+        waiting = pool.submit(status, "POST", "/predict", large)
         while service.places._slow_free == SLOW_AT_ONCE:
             time.sleep(0.001)
         assert status("POST", "/predict", small) == 200
