@@ -203,7 +203,7 @@ def test_source_that_has_ended_is_unavailable(swarm, bundle):
 
 def test_an_image_that_takes_long_leaves_its_place_to_others(swarm, bundle):
     small, large = picture(), png(4096, 4096, 8, 2)
-    source = Source.open(swarm.path, bundle, max_inflight=1)
+    source = Source.open(swarm.path, bundle, max_inflight=1, budget_ms=20_000)
     service = Service(source, holder_wait_s=5.0, queue=0)
     with in_process(service) as status, ThreadPoolExecutor(1) as pool:
         assert status("POST", "/predict", small) == 200
