@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.data.decoders import Decoders
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import TransferId
+from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.state.events import Decode, Decoded
 
 AT_ONCE = 8

@@ -18,9 +18,8 @@ from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.profiling import MeasuredDevice, profile_blocks
 from ls_edge.runtime.peer.counts import EngineCounts
-from ls_edge.runtime.protocol.codecs import is_finite
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
-from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
+from ls_edge.runtime.protocol.codecs import Tokens, is_finite
+from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Warm
 
 

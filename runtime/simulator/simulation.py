@@ -22,8 +22,8 @@ from typing import Any
 from ls_edge.core.bands import Bands
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import usual_credits
-from ls_edge.runtime.protocol.codecs import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.protocol.payload import IMAGE, LOGITS, payload_of
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, PeerRules, peer_machine
 from ls_edge.runtime.routing.policies import find_policy

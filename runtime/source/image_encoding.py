@@ -9,7 +9,7 @@ import numpy as np
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError
 from ls_edge.data.any_image import read_any
-from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE, EncodedImage
+from ls_edge.runtime.protocol.payload import MAX_IMAGE, EncodedImage
 
 
 class ImageEncoder:

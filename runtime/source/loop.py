@@ -26,8 +26,8 @@ from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
 from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.threads import LoopThreads
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State, new_alias, new_incarnation
+from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.routing.source.source_rules import SourceMachine, source_machine
 from ls_edge.runtime.routing.state.candidates import Model

@@ -18,8 +18,8 @@ from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import name_blocks, show_percent
 from ls_edge.report.shown import Shown
 from ls_edge.runtime.peer.counts import Durations
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import Itinerary, Wave
+from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.state.events import Complete, Fail
 from ls_edge.runtime.routing.state.timers import Timer
 

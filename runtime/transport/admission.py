@@ -13,8 +13,8 @@ from ls_edge.core.errors import WireError
 from ls_edge.core.parts import ENDS, part_name, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import short_id
-from ls_edge.runtime.protocol.codecs import check_payload
 from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome, may_be_called, without_alias
+from ls_edge.runtime.protocol.payload import check_payload
 
 GUESTS = ("observer", "pusher")
 """Roles of processes that take no part in routing: they have no model and may not send tokens."""

@@ -10,7 +10,6 @@ import zmq
 from ls_edge.core.errors import WireError
 from ls_edge.core.text import one_line
 from ls_edge.runtime.protocol import codecs, framing
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
@@ -27,6 +26,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
+from ls_edge.runtime.protocol.payload import EncodedImage, read_payload
 from ls_edge.runtime.routing.state.events import Arrived, Event, NeighborState, Received
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.connections import Incoming
@@ -113,7 +113,7 @@ class Inbox:
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
         self._admission.check_run(run, name)
         started = time.perf_counter_ns()
-        tokens = codecs.read_payload(run, frame.buffer)
+        tokens = read_payload(run, frame.buffer)
         self._received[run.codec] += len(frame)
         finite = isinstance(tokens, EncodedImage) or codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)

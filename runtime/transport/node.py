@@ -23,8 +23,8 @@ from ls_edge.core.bundle import Manifest
 from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.device.watchdog import Watchdog
-from ls_edge.runtime.protocol import codecs, framing
-from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.protocol import framing
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.protocol.messages import (
     Bye,
     Hello,
@@ -33,6 +33,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     Welcome,
 )
+from ls_edge.runtime.protocol.payload import MAX_IMAGE
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.state.events import (
     Abandon,
@@ -101,7 +102,7 @@ class NodeSettings:
     def links(self) -> Links:
         """Listen, dial, and return the links."""
         tokens, peers = self.manifest.tokens, self.peers
-        tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
+        tokens_frame = codec_of("raw").wire_bytes(tokens.count, tokens.dim)
         own = next((p for p in peers.peers if p.name == self.name), None)
         takes_images = any(STEM in peer.blocks for peer in peers.peers)
         return Links(

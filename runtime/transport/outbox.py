@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ls_edge.runtime.protocol import codecs, framing
+from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.protocol.payload import IMAGE, LOGITS, write_payload
 from ls_edge.runtime.routing.state.events import MAY_WAIT, Forward, Send
 from ls_edge.runtime.transport.connections import Link
 from ls_edge.runtime.transport.links import Links
@@ -38,7 +40,7 @@ class LinkCounts:
 
     def __init__(self, peers: Iterable[str]) -> None:
         """Count suspicions of ``peers``, the names in ``peers.yaml``; others would need unlimited memory."""
-        self.sent = Counter(dict.fromkeys((NO_CODEC, *codecs.CODECS, codecs.IMAGE, codecs.LOGITS), 0))
+        self.sent = Counter(dict.fromkeys((NO_CODEC, *CODECS, IMAGE, LOGITS), 0))
         """Number of bytes by codec, as in ``received``."""
         self.received = Counter(self.sent)
         self.suspicions = dict.fromkeys(peers, 0)
@@ -76,7 +78,7 @@ class Outbox:
 
     def greeted(self, receiver: str, codec: str) -> None:
         """Record the codec for tokens to a process."""
-        self._codec_of[receiver] = codec if codec in codecs.CODECS else "raw"
+        self._codec_of[receiver] = codec if codec in CODECS else "raw"
 
     def forget(self, receiver: str) -> None:
         """Drop the waiting messages for a process without links."""
@@ -132,9 +134,9 @@ class Outbox:
     def _run_of(self, forward: Forward) -> _Outgoing:
         """Return the RUN for tokens, encoded with the codec of the itinerary or else of the receiver."""
         asked = forward.itinerary.codec
-        codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
+        codec = asked if asked in CODECS else self._codec_of.get(forward.to, "raw")
         started = time.perf_counter_ns()
-        payload, codec, count, dim = codecs.write_payload(forward.tokens, codec)
+        payload, codec, count, dim = write_payload(forward.tokens, codec)
         spent = (time.perf_counter_ns() - started) // 1000
         run = forward.run(codec, count, dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ls_edge.runtime.protocol.codecs.wire_codec import WireCodec
+from ls_edge.runtime.protocol.codecs import WireCodec
 
 
 class TopHalf(WireCodec):

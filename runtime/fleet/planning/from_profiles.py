@@ -17,7 +17,7 @@ from ls_edge.core.validation import InvalidDocument, read_json
 from ls_edge.device.hardware import memory_for_engines
 from ls_edge.device.profile import DeviceProfile, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem
-from ls_edge.runtime.protocol.codecs import wire_bytes
+from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.simulator.simulation import SOURCE
 
 MBIT, LATENCY_MS = 1000.0, 0.3
@@ -78,7 +78,7 @@ class PlanningInputs:
 
     def token_bytes(self, bundle: Bundle) -> int:
         """Return the size of the tokens of an image on a link."""
-        return wire_bytes(self.codec, bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
+        return codec_of(self.codec).wire_bytes(bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
 
     def link(self, bundle: Bundle, name: str) -> tuple[float, float]:
         """Return the milliseconds of a transfer, and those for which it occupies the link of a device."""

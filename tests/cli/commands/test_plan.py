@@ -11,7 +11,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle, bundle_id_of, interface_of
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.profile import load_profile
-from ls_edge.runtime.protocol.codecs import wire_bytes
+from ls_edge.runtime.protocol.codecs import codec_of
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     assert found["recommendation"] == "split"
     assert found["reason"].startswith("no device has memory for the whole model; split over 2 devices: ")
     tokens = Bundle.open(bundle).manifest.tokens
-    transfer_ms = 0.3 + wire_bytes(codec, tokens.count, tokens.dim) * 8e-3 / 10
+    transfer_ms = 0.3 + codec_of(codec).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10
     assert found["expected"]["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 0.6 + 3 * transfer_ms, abs=0.01)
     file = load_peers(out)
     assert {peer.name: (peer.address, peer.threads, peer.codec) for peer in file.peers} == {

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.protocol.codecs import wire_bytes
+from ls_edge.runtime.protocol.codecs import codec_of
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_slow_links_and_a_run_change_the_latency(command, bundle, profile, tmp_p
     document = {"bundle_id": Bundle.open(bundle).manifest.bundle_id, "hops": hops, "peers": {"board": hops}}
     run.write_text(json.dumps(document), encoding="utf-8")
     usual, slow, measured = latency(), latency("--mbit", 1), latency("--run", run)
-    assert usual < slow < usual + 2 * wire_bytes("raw", tokens.count, tokens.dim) * 8e-3
+    assert usual < slow < usual + 2 * codec_of("raw").wire_bytes(tokens.count, tokens.dim) * 8e-3
     assert measured - usual == pytest.approx(2 * 30.0, rel=0.1)
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.runtime.peer.decoder import Decoder
-from ls_edge.runtime.protocol.codecs.image import EncodedImage
 from ls_edge.runtime.protocol.messages import TransferId
+from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.state.events import Decode
 
 

@@ -45,7 +45,7 @@ def test_the_length_is_as_announced(name, shape):
     count, dim = shape
     frame = codecs.encode(name, drawn(shape, 0))
     scales = 4 * count if name == "int8" else 0
-    assert len(frame) == codecs.wire_bytes(name, count, dim) == count * dim * BYTES_A_VALUE[name] + scales
+    assert len(frame) == codecs.codec_of(name).wire_bytes(count, dim) == count * dim * BYTES_A_VALUE[name] + scales
 
 
 @pytest.mark.parametrize("name", codecs.CODECS)
@@ -58,7 +58,7 @@ def test_another_length_is_refused(name, change):
 
 def test_unknown_codec_is_refused_everywhere():
     for attempt in (
-        lambda: codecs.wire_bytes("zip", 1, 1),
+        lambda: codecs.codec_of("zip").wire_bytes(1, 1),
         lambda: codecs.encode("zip", drawn((1, 1), 0)),
         lambda: codecs.decode("zip", b"", 1, 1),
     ):
@@ -163,7 +163,7 @@ def test_a_codec_of_another_package_works_where_codecs_are_named(write_peers, mo
     file.check_codecs(codecs.codec_of)
     tokens = drawn((5, 16), 3)
     np.testing.assert_allclose(there_and_back("top-half", tokens), tokens, rtol=2**-7)
-    assert codecs.wire_bytes("top-half", 5, 16) == 5 * 16 * 2
+    assert codecs.codec_of("top-half").wire_bytes(5, 16) == 5 * 16 * 2
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]

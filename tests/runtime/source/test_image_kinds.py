@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.protocol.payload import MAX_IMAGE
 from ls_edge.runtime.source.image_encoding import ImageEncoder
 from tests.data.corpus import corpus
 

@@ -21,7 +21,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.reference import relative_error
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
+from ls_edge.runtime.protocol.payload import MAX_IMAGE
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
 from tests.data import bombs

@@ -6,8 +6,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import WireError
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.protocol.codecs.image import MAX_IMAGE
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
+from ls_edge.runtime.protocol.payload import MAX_IMAGE
 from ls_edge.runtime.transport.admission import Admission
 
 CHAIN = {"a": "stem, 0-2", "b": "3-5, head"}

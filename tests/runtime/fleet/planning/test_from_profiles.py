@@ -22,7 +22,7 @@ from ls_edge.runtime.fleet.planning.from_profiles import (
     read_profiles,
 )
 from ls_edge.runtime.fleet.planning.problem import with_ends
-from ls_edge.runtime.protocol.codecs import wire_bytes
+from ls_edge.runtime.protocol.codecs import codec_of
 
 PART_BYTES = 1000
 
@@ -107,7 +107,7 @@ def test_unmeasured_links_have_the_given_speed_and_tokens_the_given_codec(bundle
         problem, assumptions = problem_of(
             bundle, PlanningInputs((make_profile("a"), make_profile("b")), codec=codec, mbit=10.0)
         )
-        wire = wire_bytes(codec, tokens.count, tokens.dim) * 8e-3 / 10
+        wire = codec_of(codec).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10
         assert {device.wire_ms for device in problem.processes.values()} == {wire}
         assert problem.devices[0].visit_ms == pytest.approx(LATENCY_MS + wire + CALL_MS)
         assert assumes(assumptions, "links of 10 Mbit/s and 0.3 ms for a, b: not measured (--run FILE)")
