@@ -7,14 +7,14 @@ import sys
 from typing import NoReturn
 
 from ls_edge.cli import interrupts
-from ls_edge.device import thread_limit
+from ls_edge.device import threads
 
 
 def main() -> NoReturn:
     """Run the command line of this process."""
     _use_utf8()
     interrupts.install()
-    if sys.argv[1:2] and sys.argv[1] in thread_limit.COMMANDS and not thread_limit.can_start_threads():
+    if sys.argv[1:2] and sys.argv[1] in threads.COMMANDS and not threads.can_start_threads():
         from ls_edge.core.errors import THREAD_LIMIT
 
         sys.exit(f"ls-edge: {THREAD_LIMIT}")

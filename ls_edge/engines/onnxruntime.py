@@ -23,7 +23,7 @@ from ls_edge.core.bundle import OpenPart
 from ls_edge.core.errors import THREAD_LIMIT, DeviceLost, EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
-from ls_edge.device.thread_limit import can_start_threads
+from ls_edge.device.threads import can_start_threads
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import cuda_runtime
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, contains, first_line, refuse_weights_elsewhere

@@ -12,10 +12,12 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DeviceLost, EngineError, LsEdgeError
-from ls_edge.core.peers_file import PeerConfig
+from ls_edge.core.peers_file import EngineKind, PeerConfig
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed
+from ls_edge.engines.opening import EngineChoice, OnChoice, announce
 from ls_edge.engines.profiling import MeasuredDevice, profile_blocks
 from ls_edge.runtime.peer.counts import EngineCounts
 from ls_edge.runtime.protocol.codecs import Tokens, is_finite
@@ -26,11 +28,13 @@ from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFaile
 class BlockExecutor:
     """Executor of a peer's blocks; its methods run one at a time, on any thread."""
 
-    def __init__(self, entry: PeerConfig, open_engines: Callable[[], Mapping[int, Engine]]) -> None:
+    def __init__(
+        self, entry: PeerConfig, kind: EngineKind, open_engines: Callable[[OnChoice], Mapping[int, Engine]]
+    ) -> None:
         """Open no engine yet; the first :meth:`load` calls ``open_engines``."""
         self.counts = EngineCounts(entry.blocks)
-        self.text = ""
-        """Description of the chosen engine, for other processes."""
+        self.text: str = kind
+        """Description of the requested engine, and then of the chosen one, for other processes."""
         self._entry = entry
         self._open_engines = open_engines
         self._executor = Executor({})
@@ -51,7 +55,7 @@ class BlockExecutor:
         if self._warm is not None:
             return self._warm
         try:
-            self._executor = Executor(self._open_engines())
+            self._executor = Executor(self._open_engines(self._on_choice))
             block_ms = self._executor.measure(self._entry.max_batch)
         except LsEdgeError as error:
             return error
@@ -59,6 +63,10 @@ class BlockExecutor:
             return EngineError(f"the engines of {self._entry.name} do not load: {error}; run 'ls-edge doctor'")
         self._warm = Warm(max(1, round(block_ms * 1e3)))
         return self._warm
+
+    def _on_choice(self, choice: EngineChoice) -> None:
+        announce(choice)
+        self.text = str(choice)[:MAX_TEXT]
 
     def run(self, compute: Compute) -> Computed | ComputeFailed | DeviceLost:
         """Run a call; see :func:`run_blocks`."""

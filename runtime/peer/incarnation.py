@@ -14,19 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.parts import STEM, shown_parts
 from ls_edge.core.peers_file import PeersFile
+from ls_edge.device.threads import batch_scheduling
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.inspector import Inspector
-from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MAX_DOCUMENT, MINOR, Findings, Hello, Inspect, new_incarnation
-from ls_edge.runtime.routing.peer.peer_rules import PeerMachine, peer_machine
+from ls_edge.runtime.routing.peer.peer_rules import peer_machine
+from ls_edge.runtime.routing.recent_events import text_of
 from ls_edge.runtime.routing.state.candidates import ONE_BAND, Model
 from ls_edge.runtime.routing.state.events import Compute, Computed, ComputeFailed, Decode, Drain, Instruction, Warm
 from ls_edge.runtime.routing.state.limits import Limits
@@ -78,13 +79,20 @@ class Incarnation:
             codec=setup.entry.codec,
         )
         """HELLO without the fields that change."""
-        self.machine = _new_machine(setup, self._greeting.blocks)
+        bands = ONE_BAND if setup.bundle is None else setup.bundle.bands
+        transfer_s = setup.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
+        self.machine = peer_machine(
+            setup.entry.name,
+            self._greeting.blocks,
+            limits=setup.settings.limits or Limits.of(setup.entry.credits, transfer_s),
+            rng=random.SystemRandom(),
+            max_batch=setup.entry.max_batch,
+            model=Model(bands, manifest.bundle_id),
+        )
         self._inspector: Inspector | None = None
         self._decoder: Decoder | None = None
         with batch_scheduling():
             self.node = self._new_node()
-            if setup.settings.examine is not None:
-                self._inspector = Inspector(setup.settings.examine, self._measure, self.node.send_to, self.node.wake)
             if STEM in self._greeting.blocks:
                 from ls_edge.runtime.peer.decoder import Decoder
 
@@ -147,11 +155,14 @@ class Incarnation:
                     self._inspector.close(0.0)
 
     def _inspect(self, name: str, asked: Inspect) -> None:
-        assert self._inspector is not None
         if asked.events:
-            events = "\n".join(["", *self.machine.recent.lines()]).encode()[-MAX_DOCUMENT:]
+            events = f"\n{text_of(self.machine.recent)}".encode()[-MAX_DOCUMENT:]
             self.node.send_to(name, Findings((), events.partition(b"\n")[2]))  # without a line that is cut
         else:
+            if self._inspector is None:
+                assert self.setup.settings.examine is not None
+                examine, node = self.setup.settings.examine, self.node
+                self._inspector = Inspector(examine, self._measure, node.send_to, node.wake)
             self._inspector.ask(name, asked.measure_ms)
 
     def _measure(self, seconds: float) -> bytes:
@@ -184,7 +195,7 @@ class Incarnation:
     def _new_node(self) -> Node:
         setup, name, closed = self.setup, self._greeting.name, ""
         if setup.bundle is None:
-            note = self._note
+            note = None if self._installer is None else self._installer.note
             closed = f"{name} has no bundle to serve: {note}" if note else f"{name} has no bundle yet"
             log.warning("waiting for a bundle", extra={"peer": name, "address": setup.entry.bind, "why": closed})
         return Node(
@@ -197,17 +208,13 @@ class Incarnation:
             inspect=None if setup.settings.examine is None else self._inspect,
         )
 
-    @property
-    def _note(self) -> str | UnsetType:
-        return UNSET if self._installer is None else self._installer.note
-
     def _hello(self) -> Hello:
         failed = self.machine.rules.engine.failed_blocks
         return msgspec.structs.replace(
             self._greeting,
             blocks=tuple(block for block in self._greeting.blocks if block not in failed),
             engine="" if self.setup.bundle is None else self.executor.text,
-            note=self._note,
+            note=UNSET if self._installer is None else self._installer.note,
             files=() if self._installer is None else self._installer.files.own,
         )
 
@@ -258,7 +265,6 @@ class Incarnation:
         if self._new_peers is not None:
             peers, self._new_peers = self._new_peers, None
             self.node.change_peers(peers, self.setup.keys)
-            self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Decode) and self._decoder is not None:
@@ -280,7 +286,7 @@ class Incarnation:
         return (
             engine.length == 1
             and not engine.beside_wave
-            and len(compute.blocks) * engine.times.block_us <= SHORT_CALL_S * 1e6
+            and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
             and self._threads.may_run_here
             and self.executor.is_on_host
         )
@@ -307,16 +313,3 @@ class Incarnation:
         if isinstance(result, Warm):
             extra = {"peer": self._greeting.name, "provider": self.executor.provider}
             log.info("warm", extra={**extra, "block_ms": result.block_us / 1e3})
-
-
-def _new_machine(setup: PeerSetup, blocks: tuple[int, ...]) -> PeerMachine:
-    entry, bundle, manifest = setup.entry, setup.bundle, setup.manifest
-    tokens_s = setup.peers.heartbeat.transfer_s(manifest.tokens.bytes_per_image)
-    return peer_machine(
-        entry.name,
-        blocks,
-        limits=setup.settings.limits or Limits.for_frames(tokens_s).with_credits(entry.credits),
-        rng=random.SystemRandom(),
-        max_batch=entry.max_batch,
-        model=Model(ONE_BAND if bundle is None else bundle.bands, manifest.bundle_id),
-    )

@@ -14,7 +14,7 @@ import msgspec
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.core.text import one_line
-from ls_edge.device.worker import Worker
+from ls_edge.device.threads import Worker
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
 
 log = logging.getLogger("ls_edge.runtime")

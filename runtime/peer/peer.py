@@ -20,18 +20,16 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeError, UsageError
 from ls_edge.core.logs import ignore_progress
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
-from ls_edge.core.records import MAX_TEXT
+from ls_edge.device.threads import batch_scheduling
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.opening import EngineChoice, OnChoice, announce, open_block_engines
+from ls_edge.engines.opening import OnChoice, open_block_engines
 from ls_edge.runtime.peer.bundles import StoredBundle
 from ls_edge.runtime.peer.counts import PeerSnapshot
 from ls_edge.runtime.peer.executor import BlockExecutor
 from ls_edge.runtime.peer.incarnation import Incarnation
-from ls_edge.runtime.peer.scheduling import batch_scheduling
 from ls_edge.runtime.peer.setup import PeerSettings, PeerSetup
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
-from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node
@@ -267,7 +265,7 @@ class Peer:
 
     def open_engines(self, setup: PeerSetup, on_choice: OnChoice) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it; called on the engine's thread. Raise the library's errors."""
-        entry, installer = setup.entry, self._installer
+        entry, stored = setup.entry, self._stored
         assert setup.bundle is not None
         return open_block_engines(
             setup.bundle,
@@ -277,7 +275,7 @@ class Peer:
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
-            on_step=ignore_progress if installer is None else installer.engines.report,
+            on_step=ignore_progress if stored is None else stored.installer.engines.report,
             on_choice=on_choice,
         )
 
@@ -289,31 +287,20 @@ class Peer:
         self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
         return False
 
-    def _executor_of(self, setup: PeerSetup) -> BlockExecutor:
-        def choose(choice: EngineChoice) -> None:
-            announce(choice)
-            executor.text = str(choice)[:MAX_TEXT]
-
-        executor = BlockExecutor(setup.entry, lambda: self.open_engines(setup, choose))
-        executor.text = setup.engine_kind
-        return executor
-
     @property
     def _running(self) -> Incarnation:
         assert self._incarnation is not None, "the peer of a store begins with serve()"
         return self._incarnation
 
-    @property
-    def _installer(self) -> Installer | None:
-        return None if self._stored is None else self._stored.installer
-
     def _listen(self) -> Incarnation:
         """Listen with the given bundle, or with the active bundle of the store."""
-        if self._stored is not None:
-            self._setup = self._stored.adopt(self._setup)
-        setup = self._setup.of_model(self._given if self._stored is None else self._stored.next())
+        stored = self._stored
+        if stored is not None:
+            self._setup = stored.adopt(self._setup)
+        setup = self._setup.of_model(self._given if stored is None else stored.next())
         if setup.bundle is not None:
             setup.peers.check_codecs(codec_of)
-        if self._stored is not None:
-            setup = self._stored.limited(setup)
-        return Incarnation(setup, self._executor_of(setup), self._installer)
+        if stored is not None:
+            setup = stored.limited(setup)
+        executor = BlockExecutor(setup.entry, setup.engine_kind, lambda on_choice: self.open_engines(setup, on_choice))
+        return Incarnation(setup, executor, None if stored is None else stored.installer)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from ls_edge.device.worker import JobQueue, introduce_thread
-from ls_edge.runtime.peer.scheduling import batch_scheduling
+from ls_edge.device.threads import JobQueue, introduce_thread
 
 T = TypeVar("T")
 
@@ -65,9 +64,8 @@ class LoopThreads(JobQueue[T]):
 
     def start(self) -> None:
         """Start both threads; :meth:`close` ends them."""
-        with batch_scheduling():
-            for thread in self._threads:
-                thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def submit_short(self, job: Callable[[], T | None], *, urgent: bool = False) -> None:
         """Queue a job for the loop's thread, or for the worker if that thread is not free; it must not raise."""

@@ -16,7 +16,7 @@ from ls_edge.core.parts import has_ends
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import Policy, RunHere, SendTo, Wait
-from ls_edge.runtime.routing.reach import Reach
+from ls_edge.runtime.routing.reach import able_to_run, candidates_for, without_avoided
 from ls_edge.runtime.routing.state.candidates import LocalNode
 from ls_edge.runtime.routing.state.custody import Custody, Holder
 from ls_edge.runtime.routing.state.held_request import INFINITY, OFFERED, QUEUED, WAITING, HeldRequest
@@ -67,7 +67,6 @@ class Case:
         self.policy: Policy = policy_of(request.itinerary.policy)
         self.turn = decisions.turn
         self.now = decisions.turn.now
-        self.reach = decisions.reach
         self._decisions = decisions
 
     @cached_property
@@ -78,13 +77,13 @@ class Case:
     @cached_property
     def linked(self) -> list[Neighbor]:
         """Peers to which the request may be handed."""
-        return self.reach.candidates(self.request)
+        return candidates_for(self.turn, self.request)
 
     @property
     def candidates(self) -> Sequence[Neighbor]:
         """The same, without processes to avoid if others can take the request."""
         if self.request.avoid or self.itinerary.avoid:
-            return self.reach.without_avoided(self.request, self.linked)
+            return without_avoided(self.turn, self.request, self.linked)
         return self.linked
 
     @property
@@ -117,7 +116,7 @@ class Rules(Holder, Protocol):
     decide: tuple[Rule, ...]
     """Rules of a decision, in their order."""
     actions: Actions
-    """Execution of the steps of its own rules, and of a ``ReturnReason``."""
+    """Execution of each kind of step: :attr:`Decisions.actions`, and those of its own rules and of ``ReturnReason``."""
     waits_s: float
     """Maximum time until a request that waits for a credit is decided again without an event."""
 
@@ -158,7 +157,7 @@ def nobody_has_a_credit(case: Case) -> Hold | Stay | None:
     if any(n.credits > 0 for n in case.linked):
         return None
     names = request.waits_for
-    if names and any(n.name not in names for n in case.reach.able_to_run(request, case.linked)):
+    if names and any(n.name not in names for n in able_to_run(case.turn, request, case.linked)):
         return None  # it is new or available again, and its next credit would not end the wait
     return Hold() if request.check_at == INFINITY else Stay()
 
@@ -176,28 +175,22 @@ class Decisions:
     """Decisions about the waiting requests of a process."""
 
     rules: Rules
+    """Rules of the source or peer, set by :class:`.machine.Machine`."""
 
     def __init__(self, turn: Turn, custody: Custody) -> None:
         self.count = 0
         self.turn = turn
-        self.reach = Reach(turn)
         self.held = custody.held
         self._custody = custody
         self._waiting = custody.waiting
         self._look_at = 0.0
         """Time at which to check waiting requests without an event."""
-        self._actions: Actions = {}
-
-    def follow(self, rules: Rules) -> None:
-        """Set the rules of a source or a peer."""
-        self.rules = rules
-        self._actions = {
+        self.actions: Actions = {
             RunHere: self._run_here,
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
             OutOfBudget: self._end,
-            **rules.actions,
         }
 
     def _run_here(self, request: HeldRequest, step: RunHere) -> None:
@@ -259,7 +252,7 @@ class Decisions:
             step = rule(case)
             if step is not None:
                 if not isinstance(step, Stay):
-                    self._actions[type(step)](request, step)
+                    self.rules.actions[type(step)](request, step)
                 return
 
     def _hand_on(self, request: HeldRequest, step: SendTo) -> None:
@@ -283,7 +276,7 @@ class Decisions:
             until = now + LOOK_AGAIN
         holders, or_change = step.holders, bool(request.avoid or request.itinerary.avoid)
         if not holders:
-            able = self.reach.able_to_run(request, case.candidates)
+            able = able_to_run(self.turn, request, case.candidates)
             holders = tuple(n.name for n in able if not n.credits)
             or_change = or_change or len(holders) < len(able)  # it waits by choice, until something changes
         until = min(until, now + self.rules.waits_s)

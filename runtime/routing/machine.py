@@ -21,13 +21,14 @@ that it has, or fails the request.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import Accept, Refuse, Release
 from ls_edge.runtime.routing.decisions import Decisions, Rules
-from ls_edge.runtime.routing.recent_events import RecentEvents
+from ls_edge.runtime.routing.recent_events import MOST, without_tokens
 from ls_edge.runtime.routing.recovery import Recovery
 from ls_edge.runtime.routing.state.candidates import Model
 from ls_edge.runtime.routing.state.custody import Custody
@@ -70,10 +71,9 @@ class Machine(Generic[R]):
         self.limits = limits
         self._next = INFINITY
         """Time of the next ``Tick`` if no event comes before."""
-        self.recent = RecentEvents()
-        self.rules = rules(self)
-        self.decisions.follow(self.rules)
-        self.custody.follow(self.rules)
+        self.recent: deque[tuple[float, Event]] = deque(maxlen=MOST)
+        """Latest events with their times, without tokens and images."""
+        self.rules = self.decisions.rules = self.custody.rules = rules(self)
 
     # The interface of the process around it.
 
@@ -88,7 +88,7 @@ class Machine(Generic[R]):
         turn.instructions = []
         reach, is_news = turn.neighbors.reach_version, False
         for event in events:
-            self.recent.add(turn.now, event)
+            self.recent.append((turn.now, without_tokens(event)))
             kind = type(event)
             is_news |= kind is not NeighborState
             for handle in handlers[kind]:

@@ -11,39 +11,37 @@ from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.routing.state.turn import Turn
 
 
-class Reach:
-    """The neighbors that could take a request."""
+def wanted_blocks(turn: Turn, request: HeldRequest) -> tuple[int, ...]:
+    """Return the blocks that may run now."""
+    return policy_of(request.itinerary.policy).wanted(request.itinerary, turn.bands)
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
 
-    def wanted(self, request: HeldRequest) -> tuple[int, ...]:
-        """Return the blocks that may run now."""
-        return policy_of(request.itinerary.policy).wanted(request.itinerary, self._turn.bands)
+def candidates_for(turn: Turn, request: HeldRequest) -> list[Neighbor]:
+    """Return the peers to which a request may be handed, with respect to its bundle."""
+    candidates, demanded = turn.neighbors.candidates(), request.bundle_id
+    return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
-    def candidates(self, request: HeldRequest) -> list[Neighbor]:
-        """Return the peers to which a request may be handed, with respect to its bundle."""
-        candidates, demanded = self._turn.neighbors.candidates(), request.bundle_id
-        return [n for n in candidates if n.bundle_id == demanded] if demanded else candidates
 
-    def without_avoided(self, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
-        """Return the candidates that this request may be offered to, without those to avoid if others can take it."""
-        now, until = self._turn.now, request.avoid
-        candidates = [n for n in candidates if until.get(n.name, 0.0) <= now]
-        others = [n for n in candidates if n.name not in request.itinerary.avoid]
-        return others if self.able_to_run(request, others) else candidates
+def without_avoided(turn: Turn, request: HeldRequest, candidates: Sequence[Neighbor]) -> Sequence[Neighbor]:
+    """Return the candidates that this request may be offered to, without those to avoid if others can take it."""
+    now, until = turn.now, request.avoid
+    candidates = [n for n in candidates if until.get(n.name, 0.0) <= now]
+    others = [n for n in candidates if n.name not in request.itinerary.avoid]
+    return others if able_to_run(turn, request, others) else candidates
 
-    def able_to_run(self, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
-        """Return the candidates with a block that may run now; if there are none, relays to such holders."""
-        itinerary, candidates, wanted = request.itinerary, list(candidates), self.wanted(request)
-        holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
-        if holders or itinerary.relays:
-            return holders
-        return [n for n in candidates if not n.reach_blocks.isdisjoint(wanted)]
 
-    def has_only_holder(self, request: HeldRequest, local: LocalNode) -> bool:
-        """Return whether no other process could continue a request that its next holder has."""
-        if request.returning:
-            return request.downstream == request.itinerary.source
-        others = [n for n in self.candidates(request) if n.name != request.downstream]
-        return local.blocks.isdisjoint(self.wanted(request)) and not self.able_to_run(request, others)
+def able_to_run(turn: Turn, request: HeldRequest, candidates: Iterable[Neighbor]) -> list[Neighbor]:
+    """Return the candidates with a block that may run now; if there are none, relays to such holders."""
+    candidates, wanted = list(candidates), wanted_blocks(turn, request)
+    holders = [n for n in candidates if not n.blocks.isdisjoint(wanted)]
+    if holders or request.itinerary.relays:
+        return holders
+    return [n for n in candidates if not n.reach_blocks.isdisjoint(wanted)]
+
+
+def has_only_holder(turn: Turn, request: HeldRequest, local: LocalNode) -> bool:
+    """Return whether no other process could continue a request that its next holder has."""
+    if request.returning:
+        return request.downstream == request.itinerary.source
+    others = [n for n in candidates_for(turn, request) if n.name != request.downstream]
+    return local.blocks.isdisjoint(wanted_blocks(turn, request)) and not able_to_run(turn, request, others)

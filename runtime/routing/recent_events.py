@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,20 +13,15 @@ MOST = 2000
 """Events that are kept, each at most a few KB: a minute of a busy peer, hours of an idle one."""
 
 
-class RecentEvents:
-    """Ring of events with their times. Tokens and images are left out."""
+def without_tokens(event: Event) -> Event:
+    """Return an event without its tokens or image."""
+    strip = _WITHOUT_TOKENS.get(type(event))
+    return event if strip is None else strip(event)
 
-    def __init__(self) -> None:
-        self._ring: deque[tuple[float, Event]] = deque(maxlen=MOST)
 
-    def add(self, now: float, event: Event) -> None:
-        """Record an event."""
-        strip = _WITHOUT_TOKENS.get(type(event))
-        self._ring.append((now, event if strip is None else strip(event)))
-
-    def lines(self) -> list[str]:
-        """Return the events, one line each, oldest first."""
-        return [f"{at:.6f} {event!r}" for at, event in list(self._ring)]
+def text_of(events: Sequence[tuple[float, Event]]) -> str:
+    """Return events with their times, one line each."""
+    return "\n".join(f"{at:.6f} {event!r}" for at, event in list(events))
 
 
 def _empty(event: Any) -> Any:

@@ -21,6 +21,7 @@ import msgspec
 
 from ls_edge.runtime.protocol.messages import MAX_AVOID, Progress, Refuse, RefuseReason
 from ls_edge.runtime.routing.decisions import Decisions
+from ls_edge.runtime.routing.reach import has_only_holder
 from ls_edge.runtime.routing.state.custody import Custody
 from ls_edge.runtime.routing.state.events import Forward, NeighborDown, NoteKind, Unsendable
 from ls_edge.runtime.routing.state.held_request import HeldRequest
@@ -68,9 +69,8 @@ class Recovery:
         if request is None or n is None:
             return
         n.pause.end(PauseReason.SILENT)
-        if not kept_too_long(
-            request.sent_at, request.deadline, self._turn.now
-        ) or self._decisions.reach.has_only_holder(request, self._decisions.rules.local_node()):
+        is_late = kept_too_long(request.sent_at, request.deadline, self._turn.now)
+        if not is_late or has_only_holder(self._turn, request, self._decisions.rules.local_node()):
             self._custody.extend(request)
         if request.open_track is not None:
             self._turn.send_progress([request.open_track.wave.request])

@@ -15,8 +15,7 @@ from aiohttp import web
 
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
-from ls_edge.device.worker import introduce_thread
-from ls_edge.runtime.peer.scheduling import batch_scheduling
+from ls_edge.device.threads import batch_scheduling, introduce_thread
 from ls_edge.runtime.serve.listener import url_of
 
 IDLE_S = 75.0

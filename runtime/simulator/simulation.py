@@ -169,7 +169,7 @@ class Simulation(Clock):
     def _new_peer(self, name: str) -> PeerMachine:
         given = self.settings
         most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
-        limits = given.limits if given.limits != Limits() else Limits().with_credits(usual_credits(most))
+        limits = given.limits if given.limits != Limits() else Limits.of(usual_credits(most))
         made = peer_machine(name, given.peers[name], limits=limits, rng=self._rng, max_batch=most, model=given.model)
         made.rules.joins.join = join_tuples
         return made

@@ -24,7 +24,7 @@ from ls_edge.core.arrangement import apply
 from ls_edge.core.bundle import Bundle, Manifest
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.records import AuditSummary, Suspect
-from ls_edge.device.worker import Worker
+from ls_edge.device.threads import Worker
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.reference import relative_error
 from ls_edge.runtime.protocol.codecs import CODECS, codec_of

@@ -24,7 +24,7 @@ from ls_edge.core.errors import SourceClosed
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
-from ls_edge.runtime.peer.scheduling import batch_scheduling
+from ls_edge.device.threads import batch_scheduling
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.protocol.messages import MINOR, Hello, State, new_alias, new_incarnation
 from ls_edge.runtime.protocol.payload import EncodedImage
@@ -65,7 +65,7 @@ class SourceSetup:
         transfer_s = peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)
         return source_machine(
             alias,
-            limits=self.limits or Limits.for_frames(transfer_s),
+            limits=self.limits or Limits.of(transfer_s=transfer_s),
             rng=random.SystemRandom(),
             model=Model(bundle.bands, self.strict_id(bundle)),
         )
@@ -245,7 +245,6 @@ class SourceLoop:
                 self.auditor.recomputation.codecs |= {peer.name: peer.codec for peer in new[0].peers}
             self.node.change_peers(*new)
             self.monitor.change_peers(new[0])
-            self.node.repeat_greeting()
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, (Complete, Fail))

@@ -11,7 +11,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.core.text import one_line
-from ls_edge.device.worker import Worker
+from ls_edge.device.threads import Worker
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.node import Node

@@ -35,6 +35,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.protocol.payload import MAX_IMAGE
 from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.recent_events import text_of
 from ls_edge.runtime.routing.state.events import (
     Abandon,
     Arrived,
@@ -210,7 +211,7 @@ def _write_out(machine: Machine[Any]) -> None:
     """
     path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}.txt"
     try:
-        path.write_text("\n".join(machine.recent.lines()), encoding="utf-8")
+        path.write_text(text_of(machine.recent), encoding="utf-8")
     except OSError as error:
         log.warning("cannot write the latest events: %s", error)
     else:

@@ -35,25 +35,6 @@ CALL_FACTOR = 10.0
 """Usual engine calls after which the engine of this process counts as stuck."""
 
 
-class CallTimes:
-    """Typical times of this process's engine calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.block_us = 0
-        """Typical time of a call for one block."""
-        self.running_since = 0.0
-        """Start of the running call, or end of the latest one."""
-        self._last_took = 0.0
-
-    def measure(self, event: Computed) -> None:
-        """Update the times from a call that has ended."""
-        self.calls += 1
-        took = event.engine_us / len(event.blocks)
-        took, self._last_took = clamped(took, self.block_us, self._last_took), took
-        self.block_us = round(self.block_us + SMOOTH_SLOW * (took - self.block_us))
-
-
 @dataclass(eq=False)
 class _Call:
     """A call that the engine has."""
@@ -72,7 +53,13 @@ class EngineQueue:
         """Blocks that have failed permanently, with the reason."""
         self.stuck = False
         """Whether the running call takes too long."""
-        self.times = CallTimes()
+        self.num_ended = 0
+        """Number of calls that have ended with outputs."""
+        self.block_us = 0
+        """Typical time of a call for one block."""
+        self._running_since = 0.0
+        """Start of the running call, or end of the latest one."""
+        self._last_took = 0.0
         self._limits = turn.limits
         self.queued = queued
         self.max_batch = max_batch
@@ -123,11 +110,11 @@ class EngineQueue:
 
     def work_us(self, now: float) -> int:
         """Return the remaining time of the engine for queued and running requests."""
-        calls, over, block_us = 0, 0, self.times.block_us
+        calls, over, block_us = 0, 0, self.block_us
         for request in (*self.queued, *self.given):
             calls += len(self.blocks.intersection(request.itinerary.remaining))
         if self._calls:
-            over = min(round((now - self.times.running_since) * 1e6), self._calls[0].num_blocks * block_us)
+            over = min(round((now - self._running_since) * 1e6), self._calls[0].num_blocks * block_us)
         return max(0, calls * block_us // self.max_batch - over)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
@@ -151,23 +138,23 @@ class EngineQueue:
             del served[min(served, key=served.__getitem__)]
         blocks = self._chain(batch, first.engine.block, usable)
         if not self._calls:
-            self.times.running_since = now
+            self._running_since = now
         self._calls.append(_Call(tuple(batch), len(blocks)))
         return self._calls[-1].batch, blocks
 
     def most_s(self) -> float:
         """Return the seconds after which the engine counts as stuck unless all its calls have ended."""
-        floor, usual = self._limits.hop.floor, self.times.block_us / 1e6
+        floor, usual = self._limits.hop.floor, self.block_us / 1e6
         return sum(max(floor, CALL_FACTOR * usual * call.num_blocks) for call in self._calls)
 
     def is_in_time(self, now: float) -> bool:
         """Return whether the running call is within the deadline that other processes give it."""
-        times, blocks = self.times, self._calls[0].num_blocks if self._calls else 0
-        return now - times.running_since <= call_seconds(times.block_us, blocks)
+        blocks = self._calls[0].num_blocks if self._calls else 0
+        return now - self._running_since <= call_seconds(self.block_us, blocks)
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
         """Remove the running call, which has ended, and return its requests."""
-        self.times.running_since = now
+        self._running_since = now
         return self._calls.popleft().batch if self._calls else ()
 
     def take_back(self) -> tuple[HeldRequest, ...]:
@@ -183,7 +170,7 @@ class EngineQueue:
         A chain has only blocks that the policies choose regardless of other processes: the next preferred block,
         if it is here. The preferred order keeps the bands, and so does a chain.
         """
-        most = max(1, int(self._limits.chain * 1e6 / max(1, self.times.block_us)))
+        most = max(1, int(self._limits.chain * 1e6 / max(1, self.block_us)))
         chain, following = [first], []
         for request in batch:
             it = request.itinerary
@@ -210,7 +197,10 @@ class EngineQueue:
         for block in event.blocks:
             self._not_finite.pop(block, None)
             self._failures.pop(block, None)
-        self.times.measure(event)
+        self.num_ended += 1
+        took = event.engine_us / len(event.blocks)
+        took, self._last_took = clamped(took, self.block_us, self._last_took), took
+        self.block_us = round(self.block_us + SMOOTH_SLOW * (took - self.block_us))
 
     def count_failure(self, event: ComputeFailed) -> bool:
         """Count a failed call; return whether its block counts as failed for good from now on."""

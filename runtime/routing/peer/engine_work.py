@@ -89,7 +89,7 @@ class EngineWork:
         turn, queue = self._turn, self.queue
         if done is not None:
             queue.measure(done)
-            self._custody.own_us = queue.times.block_us
+            self._custody.own_us = queue.block_us
         batch = queue.end_call(turn.now)
         if queue.stuck:
             queue.stuck = False

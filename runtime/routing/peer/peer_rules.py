@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     RefuseReason,
     Release,
+    RequestId,
     ReturnReason,
     without_alias,
 )
@@ -44,7 +46,6 @@ from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.peer.engine_work import Decode, EngineWork
 from ls_edge.runtime.routing.peer.state_announcer import StateAnnouncer
-from ls_edge.runtime.routing.peer.tombstones import Tombstones
 from ls_edge.runtime.routing.peer.waves import OwnTrack, Split, WaveJoiner, own_track, plan_split
 from ls_edge.runtime.routing.peer.way_home import Drop, through_others, to_its_source
 from ls_edge.runtime.routing.policies.policy import Wait
@@ -88,6 +89,9 @@ HOPS = 64
 """Transfers of a branch beyond four for each block, after which its tokens go home. Where 3 % of the engine calls fail,
 1/16: mean -26 %; x4: mean +54 %, tail x5.5, since tokens go round."""
 
+MAX_TOMBSTONES = 100_000
+"""Ended requests whose late tokens a peer refuses: 21 MB, and 1,600 requests a second with budgets of a minute."""
+
 
 def peer_machine(
     name: str,
@@ -106,6 +110,30 @@ def peer_machine(
         rng=rng,
         model=model or Model(),
     )
+
+
+class Tombstones:
+    """The newest ended requests with their sources, each until its own time, to refuse their late tokens."""
+
+    def __init__(self) -> None:
+        self.until: OrderedDict[tuple[str, RequestId], float] = OrderedDict()
+        """Time until which each request is kept, newest last."""
+
+    def holds(self, key: tuple[str, RequestId], now: float) -> bool:
+        """Return whether a request has ended and is kept."""
+        return self.until.get(key, now) > now
+
+    def add(self, keys: Iterable[tuple[str, RequestId]], until: float, now: float) -> None:
+        """Keep requests until a time, or longer than before."""
+        for key in keys:
+            self.until[key] = until
+            self.until.move_to_end(key)
+        self.forget(now)
+
+    def forget(self, now: float) -> None:
+        """Forget the oldest requests while there are too many or their time is over."""
+        while self.until and (len(self.until) > MAX_TOMBSTONES or next(iter(self.until.values())) <= now):
+            self.until.popitem(last=False)
 
 
 class PeerRules:
@@ -163,6 +191,7 @@ class PeerRules:
             self._split, too_many_hops, block_here, nobody_has_a_credit, follow_policy_patiently,
         )  # fmt: skip
         self.actions: Actions = {
+            **decisions.actions,
             ReturnReason: self.return_home,
             Drop: self._drop,
             Decode: work.decode,
@@ -271,7 +300,7 @@ class PeerRules:
         """Return the blocks that the engine can run: none while it is cold or stuck, and after half of a drain."""
         # No wait by default: the sender of the tokens has counted this queue. Comparing it again with the latest STATE
         # of others would send tokens back and forth.
-        return LocalNode(self._usable_blocks, wait_us, self.engine.times.block_us, self._turn.model)
+        return LocalNode(self._usable_blocks, wait_us, self.engine.block_us, self._turn.model)
 
     @property
     def _usable_blocks(self) -> frozenset[int]:
@@ -354,7 +383,7 @@ class PeerRules:
                     self._drop(request, Drop("canceled", sender))
 
     def _on_warm(self, event: Warm) -> None:
-        self.warm, self.engine.times.block_us, self._custody.own_us = True, event.block_us, event.block_us
+        self.warm, self.engine.block_us, self._custody.own_us = True, event.block_us, event.block_us
         self.announcer.urgent()
 
     def _on_drain(self, _event: Drain) -> None:

@@ -43,6 +43,7 @@ from ls_edge.runtime.routing.decisions import (
     nobody_has_a_credit,
 )
 from ls_edge.runtime.routing.machine import Machine
+from ls_edge.runtime.routing.reach import able_to_run, candidates_for
 from ls_edge.runtime.routing.source.block_reach import BlockReach
 from ls_edge.runtime.routing.source.ended_requests import CANCEL_EVERY, EndedRequests
 from ls_edge.runtime.routing.source.outcomes import NO_HOLDER, not_finite, too_late, why_not_run, why_skipped
@@ -161,6 +162,7 @@ class SourceRules:
         }
         self.decide: tuple[Rule, ...] = (budget_is_over, nothing_remains, nobody_has_a_credit, follow_policy)
         self.actions: Actions = {
+            **machine.decisions.actions,
             Answer: self._answer,
             ReturnReason: self._cannot_continue,
         }
@@ -258,9 +260,8 @@ class SourceRules:
         request.not_finite[sender] = None
         turn.note(NoteKind.NOT_FINITE, sender, copy.request, "NaN or infinity in its output")
         self._recovery.avoid(copy, sender, copy.deadline)
-        reach = self._decisions.reach
-        others = [n for n in reach.candidates(copy) if n.name not in copy.avoid]
-        if reach.able_to_run(copy, others) and len(request.not_finite) < HOLDERS_NOT_FINITE:
+        others = [n for n in candidates_for(turn, copy) if n.name not in copy.avoid]
+        if able_to_run(turn, copy, others) and len(request.not_finite) < HOLDERS_NOT_FINITE:
             self._recovery.reroute(copy, "NaN or infinity", "refused")
         else:
             self._fail(request, not_finite(request.number, request.not_finite))
@@ -294,8 +295,8 @@ class SourceRules:
         # The end of a pause of offers raises no event.
         held_back = bool(request.avoid) or any(n.pause.until > turn.now for n in turn.neighbors)
         until = turn.now + LOOK_AGAIN if held_back else None
-        reach, lacks_credit = self._decisions.reach, reason is ReturnReason.CREDIT
-        able = reach.able_to_run(request, reach.candidates(request)) if lacks_credit else []
+        lacks_credit = reason is ReturnReason.CREDIT
+        able = able_to_run(turn, request, candidates_for(turn, request)) if lacks_credit else []
         names = tuple(n.name for n in able if not n.credits)
         self._custody.wait_for(request, names, until, or_change=held_back)
 

@@ -66,6 +66,9 @@ class InvalidTransition(Exception):
 class Custody:
     """Held requests of a process."""
 
+    rules: Holder
+    """Rules of the source or peer, set by :class:`.machine.Machine`."""
+
     def __init__(self, turn: Turn) -> None:
         self.held: dict[TransferId, HeldRequest] = {}
         self.sent: dict[TransferId, HeldRequest] = {}
@@ -78,15 +81,6 @@ class Custody:
         self.queued: list[HeldRequest] = []
         """Requests in the stage ``QUEUED``."""
         self._turn = turn
-        self._rules: Holder
-        self._on_leave: dict[Stage, Callable[[HeldRequest, Stage], object]] = {}
-        self._on_end: Callable[[HeldRequest], object] | None = None
-
-    def follow(self, rules: Holder) -> None:
-        """Set the rules of a source or a peer."""
-        self._rules, stages = rules, rules.stages
-        self._on_leave = {stage: actions.on_leave for stage, actions in stages.items() if actions.on_leave is not None}
-        self._on_end = stages[ENDED].on_due
 
     def hold(self, request: HeldRequest, why: str) -> None:
         """Hold a new request, and decide it at the end of this turn."""
@@ -126,7 +120,7 @@ class Custody:
 
         Without holders, or with ``or_change``, it is decided again after any change of a neighbor.
         """
-        end = self._rules.budget_end(request)
+        end = self.rules.budget_end(request)
         if until is not None and request.waiting_since is None:
             request.waiting_since = self._turn.now
         self.timers.set(request, end if until is None else min(until, end))
@@ -145,9 +139,9 @@ class Custody:
         step = TRANSITIONS.get((before, to))
         if step is None:
             raise InvalidTransition(request, to, why)
-        leave = self._on_leave.get(before)
-        if leave is not None:
-            leave(request, to)
+        actions = self.rules.stages.get(before)
+        if actions is not None and actions.on_leave is not None:
+            actions.on_leave(request, to)
         request.story.append((self._turn.now, before, to, why))
         request.stage = to
         if step.change is not None:
@@ -208,8 +202,9 @@ class Custody:
     def _end(self, request: HeldRequest, _: None) -> None:
         del self.held[request.transfer]
         self.timers.end(request, len(self.held))
-        if self._on_end is not None:
-            self._on_end(request)
+        on_end = self.rules.stages[ENDED].on_due
+        if on_end is not None:
+            on_end(request)
         request.tokens = None  # outdated timers still refer to the request
 
     # Actions on leaving a stage, for the tables of the rules.
@@ -238,7 +233,7 @@ class Custody:
 
     def check_hop(self, request: HeldRequest) -> None:
         """Set the time of the next check of a transfer; on the way to its receiver, PROGRESS is due meanwhile."""
-        at = min(request.hop_at, self._rules.budget_end(request))
+        at = min(request.hop_at, self.rules.budget_end(request))
         if request.stage is OFFERED:
             at = min(at, self._turn.now + LOOK_AGAIN)
         self.timers.set(request, at)
@@ -249,7 +244,7 @@ class Custody:
 
     def watch_wave(self, request: HeldRequest) -> None:
         """Set the time of the next check of an open wave."""
-        self.timers.set(request, min(self._turn.now + LOOK_AGAIN, self._rules.budget_end(request)))
+        self.timers.set(request, min(self._turn.now + LOOK_AGAIN, self.rules.budget_end(request)))
 
 
 @dataclass(slots=True)

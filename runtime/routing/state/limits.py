@@ -10,7 +10,6 @@ requests share 4 credits a peer; blocks lose their only holder.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 from ls_edge.runtime.routing.state.hop import MOST, HopLimit
@@ -37,13 +36,12 @@ class Limits:
     with a slow peer, at more calls."""
 
     @classmethod
-    def for_frames(cls, seconds: float) -> Limits:
-        """Return limits for tokens that take ``seconds`` on the slowest link that counts as alive."""
-        return cls(hop=HopLimit(transfer=min(seconds, MOST)))
+    def of(cls, num_credits: int = 16, transfer_s: float = 0.0) -> Limits:
+        """Return limits with these credits and four times as many copies.
 
-    def with_credits(self, most: int) -> Limits:
-        """Return limits with ``most`` credits and four times as many copies."""
-        return dataclasses.replace(self, credits=most, custody=4 * most)
+        ``transfer_s`` is the time that tokens take on the slowest link that counts as alive.
+        """
+        return cls(num_credits, 4 * num_credits, HopLimit(transfer=min(transfer_s, MOST)))
 
     @property
     def guaranteed(self) -> int:

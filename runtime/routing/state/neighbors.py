@@ -29,7 +29,7 @@ class Neighbor:
 
     hello: Hello
     all: Neighbors
-    name: str = ""
+    name: str
     blocks: frozenset[int] = frozenset()
     reach_blocks: frozenset[int] = frozenset()
     """Blocks that its own neighbors serve."""
@@ -50,11 +50,6 @@ class Neighbor:
     """Number of its engine calls when it was last found silent."""
     moved_at: float = 0.0
     """Time of its latest finished engine call or accepted transfer."""
-
-    def greeted(self, hello: Hello) -> None:
-        """Record its description."""
-        self.hello, self.name, self.blocks = hello, hello.name, _as_set(hello.blocks)
-        self.bundle_id = hello.bundle_id
 
     def reported(self, state: State, now: float) -> None:
         """Record a STATE, which ends a pause if it shows that the reason has gone."""
@@ -190,8 +185,8 @@ class Neighbors:
 
     def add(self, hello: Hello) -> Neighbor:
         """Add a process that has a link now, or update its description."""
-        n = self.by_name.setdefault(hello.name, Neighbor(hello, self))
-        n.greeted(hello)
+        n = self.by_name.setdefault(hello.name, Neighbor(hello, self, hello.name))
+        n.hello, n.blocks, n.bundle_id = hello, _as_set(hello.blocks), hello.bundle_id
         self.reach_version += 1
         if hello.name in self.losing_tokens and self.cuts[hello.name][0] == hello.incarnation:
             self.give_no_tokens(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -21,18 +22,16 @@ class PauseReason(Enum):
     """Its links end each time that tokens are sent on them, as where large packets do not pass."""
 
 
+@dataclass(slots=True, eq=False)
 class Pause:
     """Pause of one neighbor: a reason and an end."""
 
-    __slots__ = ("count", "reason", "since", "until")
-
-    def __init__(self) -> None:
-        self.reason: PauseReason | None = None
-        """Reason of the latest pause, also after its end until there is progress."""
-        self.since = 0.0
-        self.until = 0.0
-        self.count = 0
-        """Number of pauses in a row for this reason."""
+    reason: PauseReason | None = None
+    """Reason of the latest pause, also after its end until there is progress."""
+    since: float = 0.0
+    until: float = 0.0
+    count: int = 0
+    """Number of pauses in a row for this reason."""
 
     def begin(self, reason: PauseReason, now: float) -> None:
         """Begin a pause, unless one for another reason ends later."""

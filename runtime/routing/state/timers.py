@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ls_edge.runtime.routing.state.held_request import INFINITY
@@ -36,16 +37,16 @@ class Timer:
     timer_at: float = INFINITY
 
 
+@dataclass(eq=False)
 class Timers(Generic[T]):
     """A heap with an entry for each request, at its time or earlier.
 
     Times mostly move to later, so an entry is renewed only when it comes up.
     """
 
-    def __init__(self) -> None:
-        self.numbers = itertools.count()
-        """Numbers of held requests, and of entries with the same time."""
-        self._heap: list[tuple[float, int, T]] = []
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers of held requests, and of entries with the same time."""
+    _heap: list[tuple[float, int, T]] = field(default_factory=list)
 
     def set(self, request: T, at: float) -> None:
         """Set the time of the next check of a request."""

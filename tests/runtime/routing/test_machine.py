@@ -1,7 +1,7 @@
 """The machine of a peer: whose messages count, what it refuses, and what it says while it waits."""
 
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse
-from ls_edge.runtime.routing.recent_events import MOST
+from ls_edge.runtime.routing.recent_events import MOST, text_of
 from ls_edge.runtime.routing.state.events import Arrived, Compute, Computed, Forward, Send, Tick
 from ls_edge.runtime.routing.state.held_request import Stage
 from tests.runtime.routing.driver import BY_X, cancel, new_peer, run_of, transfer
@@ -25,12 +25,12 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
     """One engine call of 15 s made it return everything for lack of time, and nothing ever corrected that."""
     peer = new_peer()
     peer.gets("laptop", run_of(transfer(0), budget=60))
-    peer.machine.rules.engine.times.block_us = 1000
+    peer.machine.rules.engine.block_us = 1000
     compute = peer.only(Compute)
     outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
     peer(Computed(compute.blocks, compute.transfers, outputs, 15_000_000), 15.0)
-    assert peer.machine.rules.engine.times.block_us < 2000
-    peer.machine.rules.engine.times.block_us = 1_500_000
+    assert peer.machine.rules.engine.block_us < 2000
+    peer.machine.rules.engine.block_us = 1_500_000
     peer.gets("laptop", run_of(transfer(1), budget=1.0))
     assert peer.sent(Accept, "laptop")
     assert not peer.sent(Forward, "laptop")
@@ -79,10 +79,10 @@ def test_the_latest_events_are_kept_without_tokens():
     peer = new_peer()
     peer.gets("laptop", run_of(), ("secret",))
     peer.computes_next()
-    lines = peer.machine.recent.lines()
+    lines = text_of(peer.machine.recent).splitlines()
     assert [line.split()[1].split("(")[0] for line in lines[-2:]] == ["Arrived", "Computed"]
     assert "remaining=(0, 1, 2, 3)" in lines[-2]
     assert not any("secret" in line for line in lines)
     for _ in range(MOST + 1):
         peer(Tick())
-    assert len(peer.machine.recent.lines()) == MOST
+    assert len(text_of(peer.machine.recent).splitlines()) == MOST

@@ -61,7 +61,7 @@ def test_a_peer_of_another_bundle_refuses_them_and_brings_them_home(peer):
 def test_tracks_keep_the_demand():
     peer = new_peer(range(4), limits=Limits(), model=Model(bundle_id=MINE))
     peer.machine.rules.joins.join = join_tuples
-    peer.machine.rules.engine.times.block_us = 10_000
+    peer.machine.rules.engine.block_us = 10_000
     meets(peer, "b", range(4), block_us=10_000)
     meets(peer, "c", range(4), block_us=10_000, bundle_id=OTHER)
     peer.gets("laptop", demanding(run_of(policy="parallel", waves_wanted=1)), ("t",))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ls_edge.runtime.routing.reach import able_to_run, candidates_for
 from ls_edge.runtime.routing.state.held_request import HeldRequest
 from tests.runtime.routing.driver import new_peer, run_of
 
@@ -18,8 +19,8 @@ def peer():
 def able(peer, **itinerary):
     run = run_of(policy="fastest", **itinerary)
     request = HeldRequest(run.transfer, run.itinerary, (), peer.now + 5.0, "laptop", peer.now)
-    reach = peer.machine.decisions.reach
-    return [n.name for n in reach.able_to_run(request, reach.candidates(request))]
+    turn = peer.machine.turn
+    return [n.name for n in able_to_run(turn, request, candidates_for(turn, request))]
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ def test_a_holder_that_reports_progress_keeps_a_request_only_if_no_other_could_c
 
 def test_a_slow_engine_shows_progress_while_it_computes_but_not_for_ever():
     peer = new_peer()
-    peer.machine.rules.engine.times.block_us = 500_000
+    peer.machine.rules.engine.block_us = 500_000
     peer.gets("laptop", run_of())
     peer.gets("laptop", run_of(transfer(1)))
     peer.passes(1.9)

@@ -9,7 +9,7 @@ from ls_edge.runtime.protocol.messages import (
     Cancel,
     Release,
 )
-from ls_edge.runtime.routing.peer import tombstones
+from ls_edge.runtime.routing.peer import peer_rules
 from ls_edge.runtime.routing.state.events import (
     Arrived,
     Compute,
@@ -215,7 +215,7 @@ def test_the_result_of_a_canceled_block_is_dropped(peer):
 
 def test_tombstones_cost_the_same_however_many_there_are(peer, monkeypatch):
     """They were rebuilt on each event at multiples of 256."""
-    monkeypatch.setattr(tombstones, "MOST", 1000)
+    monkeypatch.setattr(peer_rules, "MAX_TOMBSTONES", 1000)
     for number in range(1024):
         peer.hears("laptop", Cancel((request_id(number),), 10**8))
     kept = peer.machine.rules.tombstones.until
@@ -293,7 +293,7 @@ def test_a_request_canceled_together_with_its_tokens_is_not_computed(peer):
 
 @pytest.mark.release
 def test_the_state_of_a_slow_peer_with_a_very_long_queue_can_be_read():
-    a = new_peer(range(4), limits=Limits().with_credits(2048))
+    a = new_peer(range(4), limits=Limits.of(2048))
     a(Warm(5_000_000))
     for number in range(1000):
         a.gets("laptop", run_of(transfer(number), budget=600.0))

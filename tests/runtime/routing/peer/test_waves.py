@@ -30,7 +30,7 @@ def joiner(limits=None, **state):
     """Peer ``a`` with all blocks, neighbor ``b`` with all blocks, and blocks of 10 ms."""
     peer = new_peer(ALL, limits=limits or Limits())
     peer.machine.rules.joins.join = join_tuples
-    peer.machine.rules.engine.times.block_us = 10_000
+    peer.machine.rules.engine.block_us = 10_000
     peer.meets("b", ALL, block_us=10_000, **state)
     return peer
 

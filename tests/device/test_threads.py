@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from ls_edge.device.worker import Worker
+from ls_edge.device.threads import Worker
 
 
 def test_results_come_back_in_order_and_wake(wait_until):

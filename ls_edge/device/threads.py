@@ -1,7 +1,6 @@
-"""Thread for long jobs, so that the thread of the links never waits for them.
+"""Threads of a process: a worker for long jobs, names and scheduling policies, and a check that threads can be started.
 
-A job cannot be interrupted; a thread that hangs is abandoned when the process ends. Engine calls have their own threads
-(``runtime/peer/threads.py``).
+Only the standard library is imported here: the check precedes all other imports.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,6 +19,10 @@ T = TypeVar("T")
 
 _MAX_NAME = 15
 """Maximum length of a thread name on Linux, in characters."""
+COMMANDS = ("predict", "peer", "run", "serve", "bench", "build", "verify", "doctor")
+"""Commands that load libraries which start threads."""
+NEEDED = 12 + (os.cpu_count() or 1)
+"""Threads that a command starts, without those of its engines: numpy starts one for each core."""
 
 
 class JobQueue(Generic[T]):
@@ -78,7 +81,11 @@ class JobQueue(Generic[T]):
 
 
 class Worker(JobQueue[T]):
-    """A thread that runs its jobs one at a time."""
+    """A thread that runs long jobs one at a time, so that the thread of the links never waits for them.
+
+    A job cannot be interrupted; a thread that hangs is abandoned when the process ends. Engine calls have their own
+    threads (``runtime/peer/threads.py``).
+    """
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
         """Start the thread, which calls ``wake`` after each job.
@@ -117,3 +124,49 @@ def introduce_thread(name: str, niceness: int = 0) -> None:
     if niceness:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, niceness)
+
+
+@contextlib.contextmanager
+def batch_scheduling() -> Iterator[None]:
+    """Run the calling thread, and the threads that it starts, with ``SCHED_BATCH`` within the context.
+
+    A message wakes three threads on its way to the engine. Under the default policy of Linux, each of them may
+    interrupt a thread on its core, such as an engine call, and the caches are filled twice. With ``SCHED_BATCH`` it
+    waits for a free core or, if there is none, for the end of a time slice of a few milliseconds. ``docs/results.md``
+    shows the gain. A Linux thread inherits the policy of the thread that started it.
+
+    A thread keeps its policy if it is not the default one or the system forbids the change.
+    """
+    usual, changed = os.sched_param(0), False
+    with contextlib.suppress(OSError):  # forbidden by a sandbox, or missing in the C library
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, usual)
+            changed = True
+    try:
+        yield
+    finally:
+        if changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, usual)
+
+
+def can_start_threads(count: int = NEEDED) -> bool:
+    """Return whether this process can start ``count`` more threads.
+
+    Libraries end the process, hang, or print if they cannot: OpenBLAS interrupts the process, libzmq aborts it, and a
+    pool of ONNX Runtime that is not complete never ends.
+    """
+    release = threading.Event()
+    started = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=release.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        release.set()
+        with contextlib.suppress(RuntimeError):
+            for thread in started:
+                thread.join()
+    return True
