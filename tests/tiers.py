@@ -21,7 +21,6 @@ PLACES = {
     "data/test_camera.py": "processes",
     "data/test_decoding.py": "processes",
     "device/test_facts.py": "processes",
-    "device/test_watchdog.py": "processes",
     "docs": "release",
     "engines/cuda": "release",
     "engines/tensorrt": "release",

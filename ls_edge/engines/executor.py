@@ -44,7 +44,13 @@ class Executor:
         }
         self.workspace = workspaces.pop() if len(workspaces) == 1 else None
         """GPU memory that all engines share, or None."""
-        self._bound = _BoundParts.of(engines)
+        on_host = {
+            part: engine
+            for part, engine in engines.items()
+            if isinstance(engine, OnnxEngine) and engine.workspace is None and memory_of(engine.provider) == "cpu"
+        }
+        self._bound = _BoundParts(on_host) if on_host and len(on_host) == len(engines) else None
+        """Sessions of ONNX Runtime, if all engines are ones in host memory."""
 
     def run(
         self,
@@ -131,8 +137,7 @@ class Executor:
 
     def close(self) -> None:
         """Close all engines; a second call does nothing."""
-        if self._bound is not None:
-            self._bound.clear()
+        self._bound = None
         for engine in self.engines.values():
             engine.close()
 
@@ -158,16 +163,6 @@ class _BoundParts:
         self._memory: dict[tuple[str, tuple[int, ...], int], np.ndarray] = {}
         """Arrays at the largest batch size, by type, shape and side."""
         self._batches: dict[int, _Batch] = {}
-
-    @classmethod
-    def of(cls, engines: Mapping[int, Engine]) -> _BoundParts | None:
-        """Return the bound engines, or None unless all of them are ONNX Runtime sessions in host memory."""
-        found = {
-            part: engine
-            for part, engine in engines.items()
-            if isinstance(engine, OnnxEngine) and engine.workspace is None and memory_of(engine.provider) == "cpu"
-        }
-        return cls(found) if found and len(found) == len(engines) else None
 
     def run(
         self,
@@ -211,10 +206,6 @@ class _BoundParts:
         for part in self._engines:
             for side in range(2):
                 self._step(batch, part, side)
-
-    def clear(self) -> None:
-        """Release the sessions of the engines."""
-        self._batches.clear()
 
     def _takes(self, slots: np.ndarray | None, size: int, parts: Sequence[int]) -> bool:
         if slots is None or self._num_slots is None:

@@ -229,18 +229,16 @@ class OnnxEngine:
         return EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}")
 
     def _check_signature(self) -> None:
-        def found(args: Any) -> list[Tensor]:
-            return [
-                Tensor(a.name, _TYPES.get(a.type, a.type), tuple(d if isinstance(d, int) else -1 for d in a.shape[1:]))
-                for a in args
-            ]
-
         for what, args, wanted in (
             ("inputs", self._session.get_inputs(), self.signature.inputs),
             ("outputs", self._session.get_outputs(), (self.signature.output,)),
         ):
-            if found(args) != list(wanted):
-                theirs, ours = ", ".join(map(str, found(args))), ", ".join(map(str, wanted))
+            found = [
+                Tensor(a.name, _TYPES.get(a.type, a.type), tuple(d if isinstance(d, int) else -1 for d in a.shape[1:]))
+                for a in args
+            ]
+            if found != list(wanted):
+                theirs, ours = ", ".join(map(str, found)), ", ".join(map(str, wanted))
                 raise EngineError(
                     f"{self.part}: the file's {what} are {theirs}, by the manifest {ours}; export the bundle again"
                 )

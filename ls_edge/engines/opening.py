@@ -202,13 +202,11 @@ def _open_with(
     # ONNX Runtime sessions do not share working memory.
     share = replace(options, gpu_mem_limit=options.gpu_mem_limit and options.gpu_mem_limit // num_engines)
 
-    def on_status(text: str) -> None:
-        on_step(len(engines), len(names), text)
-
     try:
         for name in names:
             file, signature = bundle.part(name).file, signature_of(bundle.manifest, name)
             if file not in by_file:
+                on_status = partial(on_step, len(engines), len(names))
                 on_status(name)
                 if choice.kind == "tensorrt" and workspace is not None:
                     by_file[file] = open_tensorrt(bundle, name, signature, options, workspace, on_status=on_status)

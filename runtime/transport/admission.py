@@ -79,7 +79,7 @@ class Admission:
             return self.reason_to_refuse_pusher(user) if hello.role == "pusher" else ""
         if self._closed:
             return self._closed
-        return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
+        return self._reason_to_refuse_model(hello)
 
     def check_state(self, state: State, sender: str) -> None:
         """Raise :class:`WireError` if a STATE comes from a source, or names a block that the model lacks.
@@ -137,18 +137,8 @@ class Admission:
             )
         return ""
 
-    def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
-        if hello.role == "source":
-            return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
-        not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
-        if not_given:
-            return (
-                f"{hello.name} announces {part_name(not_given[0])}, which {self._peers.path} does not give it; copy "
-                "the same peers.yaml to both"
-            )
-        return ""
-
-    def _reason_to_refuse_bundle(self, hello: Hello | Welcome) -> str:
+    def _reason_to_refuse_model(self, hello: Hello | Welcome) -> str:
+        """Return why the model, bundle or blocks of a process do not fit, or ""."""
         manifest = self.manifest
         if hello.model_id != manifest.model_id:
             return (
@@ -161,6 +151,14 @@ class Admission:
                 f"{_readable(hello.name, hello.role)} has bundle {short_id(hello.bundle_id)}, "
                 f"{_readable(self.name, self._role)} has {short_id(manifest.bundle_id)} and --strict-bundle is on; "
                 "copy the same bundle to both"
+            )
+        if hello.role == "source":
+            return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
+        not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
+        if not_given:
+            return (
+                f"{hello.name} announces {part_name(not_given[0])}, which {self._peers.path} does not give it; copy "
+                "the same peers.yaml to both"
             )
         return ""
 

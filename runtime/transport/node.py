@@ -8,7 +8,11 @@ One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import os
+import socket
 import tempfile
 import time
 from collections import Counter, deque
@@ -22,7 +26,6 @@ import msgspec
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.parts import STEM
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.device.watchdog import Watchdog
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.protocol.messages import (
@@ -66,8 +69,8 @@ from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts, Outbox
 from ls_edge.runtime.transport.poller import Waker
-from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
-from ls_edge.runtime.transport.zap import Curve, curve_of
+from ls_edge.runtime.transport.problems import NoteCounts, RefusedMessages, log_note
+from ls_edge.runtime.transport.zap import curve_of
 
 log = logging.getLogger("ls_edge.runtime")
 MAX_WAIT_S = 1.0
@@ -95,11 +98,6 @@ class NodeSettings:
         """Address to dial, by name of the peer."""
         return {} if self.closed else {p.name: p.address for p in self.peers.peers if p.name != self.name}
 
-    @property
-    def curve(self) -> Curve | None:
-        """Keys of the links."""
-        return curve_of(self.peers, self.name, self.keys)
-
     def links(self) -> Links:
         """Listen, dial, and return the links."""
         tokens, peers = self.manifest.tokens, self.peers
@@ -112,7 +110,7 @@ class NodeSettings:
             heartbeat=peers.heartbeat,
             max_frame=max(framing.MAX_HEADER, tokens_frame, MAX_IMAGE if takes_images else 0),
             tokens_frame=tokens_frame,
-            curve=self.curve,
+            curve=curve_of(peers, self.name, self.keys),
         )
 
 
@@ -141,7 +139,7 @@ class MachineDriver:
         """Whether the machine has handled an event in this turn."""
         self._outbox, self._execute_other = outbox, execute
         self._counts, self._suspicions = counts, suspicions
-        self._notes = NoteLog()
+        self._logged: NoteCounts = {}
         self._events: deque[Event] = deque()
         self._executing = False
 
@@ -188,7 +186,7 @@ class MachineDriver:
             if instruction.what is NoteKind.SUSPECT and instruction.peer in self._suspicions:
                 self._suspicions[instruction.peer] += 1
             self.on_note(instruction)
-            self._notes.write(instruction)
+            log_note(instruction, self._logged)
         else:
             if isinstance(instruction, Compute):  # send the messages before it first, see in_order
                 self.send_outbox()
@@ -216,6 +214,28 @@ def _write_out(machine: Machine[Any]) -> None:
         log.warning("cannot write the latest events: %s", error)
     else:
         log.error("internal error; the latest events are in %s", path)
+
+
+class Watchdog:
+    """Sender of signs of life for systemd, which restarts a unit with ``WatchdogSec`` when they stop.
+
+    The first one ends the start of the unit, in which engines may be built for minutes. Outside a unit of
+    ``Type=notify``, nothing is sent.
+    """
+
+    def __init__(self) -> None:
+        limit = os.environ.get("WATCHDOG_USEC", "")
+        self._address = os.environ.get("NOTIFY_SOCKET", "")
+        self._every_s = int(limit) / 3e6 if limit.isdigit() else math.inf
+        self._next = 0.0
+
+    def beat(self) -> None:
+        """Send a sign of life, at most three times per limit."""
+        if not self._address or (now := time.monotonic()) < self._next:
+            return
+        self._next = now + self._every_s
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"READY=1\nWATCHDOG=1", self._address.replace("@", "\0", 1))
 
 
 class Node:
@@ -374,17 +394,20 @@ class Node:
             self.counts["connections refused"] = refused
 
     def change_peers(self, peers: PeersFile, keys: KeyPair | None) -> None:
-        """Use this file and this key pair from now on.
+        """Use this file and this key pair from now on, and greet all linked processes again.
 
         Links of processes that the file no longer lists, or lists with another key, are ended, and so are incoming
         connections of unknown processes then. The address of this process, the heartbeat, and the choice to use keys
         must not change.
         """
-        before, after = _keys_of(self._settings.peers), _keys_of(peers)
-        changed = {name for name, key in before.items() if name not in after or after[name] != key}
+        before, after = (
+            {(p.name, p.public_key) for p in file.peers} | {(s.name, s.public_key) for s in file.sources}
+            for file in (self._settings.peers, peers)
+        )
+        changed = {name for name, _ in before - after}
         self._settings = replace(self._settings, peers=peers, keys=keys)
         self._handshake.change(peers)
-        self._links.change(self._settings.dialed, self._settings.curve)
+        self._links.change(self._settings.dialed, curve_of(peers, self._settings.name, keys))
         if changed:
             # A connection without an admitted process was authenticated by the previous keys, perhaps by a revoked one.
             of_user = self._linked.user_of
@@ -392,6 +415,7 @@ class Node:
                 {link for link, name in self._linked.name_of.items() if changed.isdisjoint((name, of_user[link]))}
             )
             self.feed(Removed(frozenset(changed)))
+        self.repeat_greeting()
 
     def repeat_greeting(self) -> None:
         """Send HELLO to all linked processes again, since its content has changed."""
@@ -414,7 +438,7 @@ class Node:
 
     def _on_admitted(self, link: Link, greeting: Hello | Welcome, first: bool) -> None:
         name = greeting.name
-        self._outbox.greeted(name, greeting.codec)
+        self._outbox.codec_of[name] = greeting.codec
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self.driver.machine.neighbors.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
@@ -429,8 +453,3 @@ class Node:
             self._guests.installer.lost(name)
         self._outbox.forget(name)
         self.feed(NeighborDown(name, why))
-
-
-def _keys_of(peers: PeersFile) -> dict[str, str | None]:
-    keys = {peer.name: peer.public_key for peer in peers.peers}
-    return keys | {source.name: source.public_key for source in peers.sources}

@@ -65,7 +65,8 @@ class Outbox:
         self._links = links
         self._links_of = links_of
         self.counts = counts
-        self._codec_of: dict[str, str] = {}
+        self.codec_of: dict[str, str] = {}
+        """Codec for tokens to each greeted process."""
         self._now: dict[str, list[_Outgoing]] = {}
         """Messages of the next :meth:`send`."""
         self._held: dict[str, list[Send]] = {}
@@ -76,20 +77,16 @@ class Outbox:
         """Whether :meth:`send` has nothing to send."""
         return not self._now
 
-    def greeted(self, receiver: str, codec: str) -> None:
-        """Record the codec for tokens to a process."""
-        self._codec_of[receiver] = codec if codec in CODECS else "raw"
-
     def forget(self, receiver: str) -> None:
         """Drop the waiting messages for a process without links."""
-        self._codec_of.pop(receiver, None)
+        self.codec_of.pop(receiver, None)
         self._held.pop(receiver, None)
 
     def put(self, send: Send) -> None:
         """Add a message to this turn, or let it wait for another one."""
         name = send.to
         held = self._held.get(name, [])
-        can_wait = type(send.message) in MAY_WAIT and name in self._codec_of
+        can_wait = type(send.message) in MAY_WAIT and name in self.codec_of
         if not can_wait or name in self._now or len(held) >= MAX_HELD:
             self._now.setdefault(name, []).append(_encoded(send))
             return
@@ -133,8 +130,8 @@ class Outbox:
 
     def _run_of(self, forward: Forward) -> _Outgoing:
         """Return the RUN for tokens, encoded with the codec of the itinerary or else of the receiver."""
-        asked = forward.itinerary.codec
-        codec = asked if asked in CODECS else self._codec_of.get(forward.to, "raw")
+        wanted = (forward.itinerary.codec, self.codec_of.get(forward.to), "raw")
+        codec = next(one for one in wanted if one in CODECS)
         started = time.perf_counter_ns()
         payload, codec, count, dim = write_payload(forward.tokens, codec)
         spent = (time.perf_counter_ns() - started) // 1000

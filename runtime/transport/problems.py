@@ -90,27 +90,25 @@ class PeerProblems:
         self.reasons = MappingProxyType(shown)
 
 
-class NoteLog:
-    """Log of notes of the routing machine, a limited number per minute."""
+NoteCounts = dict[tuple[str, str], tuple[int, int]]
+"""Latest minute with notes of a kind about a process, and their number in it."""
 
-    def __init__(self) -> None:
-        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def write(self, note: Note) -> None:
-        """Log a note, unless there were too many similar ones in this minute."""
-        minute = int(time.monotonic() // 60)
-        since, count = self._noted.get((note.what, note.peer), (minute, 0))
-        if since != minute:
-            count = 0
-        if len(self._noted) > _MAX_NOTE_KINDS:
-            self._noted.clear()
-        self._noted[note.what, note.peer] = minute, count + 1
-        if count >= NOTES_A_MINUTE:
-            return
-        level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
-        why = note.why + ("; further ones in this minute are not logged" if count == NOTES_A_MINUTE - 1 else "")
-        extra = {"peer": note.peer, "why": why}
-        log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
+def log_note(note: Note, logged: NoteCounts) -> None:
+    """Log a note of the routing machine, unless there were too many similar ones in this minute."""
+    minute = int(time.monotonic() // 60)
+    since, count = logged.get((note.what, note.peer), (minute, 0))
+    if since != minute:
+        count = 0
+    if len(logged) > _MAX_NOTE_KINDS:
+        logged.clear()
+    logged[note.what, note.peer] = minute, count + 1
+    if count >= NOTES_A_MINUTE:
+        return
+    level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
+    why = note.why + ("; further ones in this minute are not logged" if count == NOTES_A_MINUTE - 1 else "")
+    extra = {"peer": note.peer, "why": why}
+    log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
 
 
 class RefusedMessages:

@@ -55,7 +55,7 @@ def test_messages_that_waited_for_a_lost_process_are_dropped():
     sent = []
     links = type("Recorder", (), {"send": lambda _self, link, frames: sent.append((link, frames)) or True})()
     queue = outbox.Outbox("c", links, {"a": ["link"]}, outbox.LinkCounts(["a"]))
-    queue.greeted("a", "raw")
+    queue.codec_of["a"] = "raw"
     queue.put(Send("a", wire.Release(wire.TransferId(bytes(16), 1, 1), "b")))
     queue.forget("a")
     queue.let_go()

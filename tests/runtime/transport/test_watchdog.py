@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from ls_edge.device.watchdog import Watchdog
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.transport.node import Watchdog
 
 SIGN = b"READY=1\nWATCHDOG=1"
 
