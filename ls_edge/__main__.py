@@ -7,17 +7,22 @@ import sys
 from typing import NoReturn
 
 from ls_edge.cli import interrupts
-from ls_edge.device import threads
+
+_STARTS_THREADS = ("predict", "peer", "run", "serve", "bench", "build", "verify", "doctor")
+"""Commands that load libraries which start threads."""
 
 
 def main() -> NoReturn:
     """Run the command line of this process."""
     _use_utf8()
     interrupts.install()
-    if sys.argv[1:2] and sys.argv[1] in threads.COMMANDS and not threads.can_start_threads():
-        from ls_edge.core.errors import THREAD_LIMIT
+    if sys.argv[1:2] and sys.argv[1] in _STARTS_THREADS:
+        from ls_edge.device.threads import can_start_threads
 
-        sys.exit(f"ls-edge: {THREAD_LIMIT}")
+        if not can_start_threads():
+            from ls_edge.core.errors import THREAD_LIMIT
+
+            sys.exit(f"ls-edge: {THREAD_LIMIT}")
     from ls_edge.cli.main import main as run
 
     run()

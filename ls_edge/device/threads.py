@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 _MAX_NAME = 15
 """Maximum length of a thread name on Linux, in characters."""
-COMMANDS = ("predict", "peer", "run", "serve", "bench", "build", "verify", "doctor")
-"""Commands that load libraries which start threads."""
 NEEDED = 12 + (os.cpu_count() or 1)
 """Threads that a command starts, without those of its engines: numpy starts one for each core."""
 

@@ -51,7 +51,7 @@ class LinkedProcesses:
         self.greeting_due: dict[Link, tuple[float, float]] = {}
         """Time of the next HELLO, and the wait before it, by link without WELCOME; infinity if that was refused."""
         self.change(peers)
-        self._incarnation_of: dict[Link, int] = {}
+        self.incarnation_of: dict[Link, int] = {}
         self._rest_at: dict[str, float] = {}
         """Time at which to close the connection to a peer that this process dialed, if there is another."""
 
@@ -89,10 +89,10 @@ class LinkedProcesses:
         if is_new:
             links.append(link)
             self.name_of[link], self.user_of[link] = name, user
-        self._incarnation_of[link] = greeting.incarnation
+        self.incarnation_of[link] = greeting.incarnation
         # The end of an earlier process of this name may not have been noticed on its links.
         keeps_own = self._name < name
-        links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialed) != keeps_own))
+        links.sort(key=lambda one: (self.incarnation_of[one] != greeting.incarnation, bool(one.dialed) != keeps_own))
         if is_new and self._has_spare_link(name):
             self._rest_at[name] = now + REST_AFTER
         return is_new
@@ -100,8 +100,8 @@ class LinkedProcesses:
     def _has_spare_link(self, name: str) -> bool:
         """Return whether a peer has dialed as well, and that connection is to be kept."""
         links = self.links_of.get(name, ())
-        dialed = {self._incarnation_of[link] for link in links if link.dialed}
-        return self._name > name and any(not link.dialed and self._incarnation_of[link] in dialed for link in links)
+        dialed = {self.incarnation_of[link] for link in links if link.dialed}
+        return self._name > name and any(not link.dialed and self.incarnation_of[link] in dialed for link in links)
 
     def due_rests(self, now: float) -> list[str]:
         """Forget the dialed links that are due to be closed, and return the names of their peers."""
@@ -118,16 +118,11 @@ class LinkedProcesses:
         self.greeting_due.pop(link, None)
         name = self.name_of.pop(link, None)
         self.user_of.pop(link, None)
-        self._incarnation_of.pop(link, None)
+        self.incarnation_of.pop(link, None)
         links = [] if name is None else self.links_of.get(name, [])
         if link in links:
             links.remove(link)
         return name
-
-    def links_of_others(self, link: Link) -> list[Link]:
-        """Return the links of further processes that have the name of the process of a link."""
-        incarnation_of = self._incarnation_of
-        return [one for one in self.links_of[self.name_of[link]] if incarnation_of[one] != incarnation_of[link]]
 
     def forget(self, name: str, now: float) -> None:
         """Forget a process and its links; greet it again on a link that this process dialed and that still exists."""
@@ -139,17 +134,9 @@ class LinkedProcesses:
 
     @property
     def next_due(self) -> float:
-        """Time of the next of :meth:`due_greetings` or :meth:`due_rests`, or infinity."""
+        """Time of the next HELLO or of the next of :meth:`due_rests`, or infinity."""
         greetings = (at for at, _ in self.greeting_due.values())
         return min((*greetings, *self._rest_at.values()), default=float("inf"))
-
-    def due_greetings(self, now: float) -> list[Link]:
-        """Return the links on which HELLO is due, and schedule the next one."""
-        due = [(link, wait) for link, (at, wait) in self.greeting_due.items() if at <= now]
-        for link, wait in due:
-            later = min(2 * wait, MAX_GREETING_DELAY)
-            self.greeting_due[link] = (now + later, later)
-        return [link for link, _ in due]
 
 
 class Handshake:
@@ -207,7 +194,10 @@ class Handshake:
         """Repeat HELLO and close second connections as they become due."""
         for name in self._linked.due_rests(now):
             self._links.dialer.rest(name)
-        for link in self._linked.due_greetings(now):
+        greeting_due = self._linked.greeting_due
+        for link, wait in [(link, wait) for link, (at, wait) in greeting_due.items() if at <= now]:
+            later = min(2 * wait, MAX_GREETING_DELAY)
+            greeting_due[link] = (now + later, later)
             self.send(link, self.hello())
 
     def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
@@ -258,8 +248,10 @@ class Handshake:
 
     def left(self, link: Link, why: str, now: float) -> None:
         """Forget a process that has sent BYE; another one of its name has to greet again, on a new link."""
-        others = self._linked.links_of_others(link)
-        self.forget(self._linked.name_of[link], why, now)
+        linked, incarnation_of = self._linked, self._linked.incarnation_of
+        name, incarnation = linked.name_of[link], incarnation_of[link]
+        others = [one for one in linked.links_of[name] if incarnation_of[one] != incarnation]
+        self.forget(name, why, now)
         for one in others:
             self._links.hang_up(one)
 

@@ -3,7 +3,7 @@
 Frames are checked, turned into events and given to the machine, whose instructions are executed. Malformed and
 forbidden messages are counted, dropped and answered with COMPLAINT (guarantee R5); they never raise an error.
 
-One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
+One thread runs :meth:`Node.step` in a loop. Other threads may call :attr:`Node.wake`.
 """
 
 from __future__ import annotations
@@ -261,6 +261,8 @@ class Node:
         self._links = settings.links()
         self._watchdog = Watchdog()
         self._waker = Waker()
+        self.wake = self._waker.wake
+        """Make :meth:`step` return soon; any thread may call this."""
         self._links.poller.add_descriptor(self._waker.descriptor)
         self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
@@ -314,10 +316,6 @@ class Node:
         """
         return self._handshake.problems.reasons
 
-    def wake(self) -> None:
-        """Make :meth:`step` return soon; any thread may call this."""
-        self._waker.wake()
-
     def send_to(self, name: str, message: Message) -> bool:
         """Send a message outside of routing; return False if no link accepts it."""
         return any(self._links.send(link, [framing.encode(message)]) for link in self._linked.links_of.get(name, ()))
@@ -329,7 +327,7 @@ class Node:
 
         Call ``more`` when all messages have been read; events that it feeds are handled together with them. Messages of
         the turn to the same process share a header. Messages may stay unread for ``unread_for`` seconds, unless
-        :meth:`wake` is called, so that fewer turns handle more messages each.
+        :attr:`wake` is called, so that fewer turns handle more messages each.
         """
         self._watchdog.beat()
         due = self.driver.machine.next_check()
