@@ -62,9 +62,8 @@ from ls_edge.runtime.routing.state.events import (
 )
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
-from ls_edge.runtime.transport.guests import Guests, TakesBundles
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
-from ls_edge.runtime.transport.inbox import Inbox
+from ls_edge.runtime.transport.inbox import Guests, Inbox, TakesBundles
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import NO_CODEC, LinkCounts, Outbox
@@ -294,15 +293,7 @@ class Node:
         self._guests = Guests(
             linked, settings.manifest, send=self.send_to, state=state, installer=installer, inspect=inspect
         )
-        self._inbox = Inbox(
-            linked,
-            self._handshake,
-            admission,
-            self._refused,
-            counts,
-            self._guests,
-            self.feed,
-        )
+        self._inbox = Inbox(linked, self._handshake, admission, self._refused, counts, self._guests, self.feed)
 
     def feed(self, event: Event) -> None:
         """Give the machine an event, as :meth:`MachineDriver.feed` does."""
