@@ -120,10 +120,6 @@ class StoredBundle:
         """Stop receiving, and close the store."""
         self.installer.close()
 
-    def accept(self, file: AppliedFile) -> None:
-        """Record that the processes of a file are accepted, too."""
-        self._store.accept(file, self.given)
-
     def follow(self) -> Callable[[], bool]:
         """Read the recorded files; return a function that uses them and returns whether the peer has to reopen."""
         setup = self.adopt(self._present())

@@ -275,7 +275,7 @@ class Peer:
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
-            on_step=ignore_progress if stored is None else stored.installer.engines.report,
+            on_step=ignore_progress if stored is None else stored.installer.show_progress,
             on_choice=on_choice,
         )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from ls_edge.runtime.change.record import AppliedFile
-from ls_edge.runtime.protocol.messages import MAX_BEHIND, FileVersion, Hello
-from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
+from ls_edge.runtime.protocol.messages import MAX_BEHIND, FileVersion
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.store.jobs import Fleet
 from ls_edge.runtime.store.store import Store
 
@@ -16,8 +16,8 @@ class AnnouncedFiles:
     """Files of this peer and of its neighbors."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
-        self.machine: PeerMachine | None = None
-        """Machine whose neighbors are compared."""
+        self.neighbors: Iterable[Neighbor] = ()
+        """Neighbors whose files are compared."""
         self._store, self._fleet = store, fleet
 
     @property
@@ -37,22 +37,20 @@ class AnnouncedFiles:
     def behind(self, file: AppliedFile) -> tuple[str, ...]:
         """Return the linked sources that have not announced a file."""
         digest = bytes.fromhex(file.digest)
-        late = [one.name for one in self._hellos("source") if all(other.digest != digest for other in one.files)]
+        sources = (neighbor.hello for neighbor in self.neighbors if neighbor.hello.role == "source")
+        late = [hello.name for hello in sources if all(other.digest != digest for other in hello.files)]
         return tuple(sorted(late)[:MAX_BEHIND])
 
     def newer_elsewhere(self) -> str:
         """Name the neighbors with a newer file, which this peer missed while it was away; empty if there are none."""
         known = self.own
+        peers = (neighbor.hello for neighbor in self.neighbors if neighbor.hello.role == "peer")
         newer = {
             hello.name: hello.files[0].version
-            for hello in self._hellos("peer")
+            for hello in peers
             if hello.files and hello.files[0].version > known[0].version and hello.files[0] not in known
         }
         if not newer:
             return ""
         runs = f"version {max(newer.values())} of peers.yaml, this peer {known[0].version}"
         return f"{', '.join(sorted(newer))} have {runs}; run 'ls-edge apply' again"
-
-    def _hellos(self, role: str) -> Iterator[Hello]:
-        if self.machine is not None:
-            yield from (one.hello for one in self.machine.neighbors if one.hello.role == role)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
-from ls_edge.core.files import folder_lock, remove_left_parts, sync, write_file
+from ls_edge.core.files import folder_lock, remove_left_parts, sync
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -53,7 +53,7 @@ class FileStore:
     def received(self, digest: str) -> int:
         """Return the number of received bytes of a file."""
         try:
-            return self._part(digest).stat().st_size
+            return (self._files / f"{digest}.part").stat().st_size
         except OSError:
             return 0
 
@@ -63,14 +63,24 @@ class FileStore:
         Raise :class:`BundleError` if the disk refuses the data. If the content differs from the digest, drop the file
         and raise :class:`DigestMismatch`.
         """
-        path = self._part(digest)
+        path = self._files / f"{digest}.part"
         try:
             with path.open("ab" if offset else "wb") as stream:
                 if stream.tell() != offset:
                     raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; apply again")
                 stream.write(data)
-            if offset + len(data) == size:
-                self._finish(path, digest)
+            if offset + len(data) < size:
+                return
+            found = digest_of(path)
+            if found != digest:
+                path.unlink()
+                raise DigestMismatch(
+                    f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
+                    f"{digest[:16]}…; nothing was changed, apply again"
+                )
+            sync(path)
+            path.replace(self._files / digest)
+            sync(self._files)
         except OSError as error:
             if error.errno in _FULL:
                 with contextlib.suppress(OSError):
@@ -93,27 +103,6 @@ class FileStore:
             self._lock.enter_context(folder_lock(self.folder))
             remove_left_parts(self.folder)
             self._locked = folder
-
-    def _write_file(self, path: Path, content: bytes) -> None:
-        try:
-            write_file(path, content)
-        except OSError as error:
-            raise self._disk_error(error) from None
-
-    def _finish(self, path: Path, digest: str) -> None:
-        found = digest_of(path)
-        if found != digest:
-            path.unlink()
-            raise DigestMismatch(
-                f"the received file is not the file that the manifest names: sha256 {found[:16]}…, expected "
-                f"{digest[:16]}…; nothing was changed, apply again"
-            )
-        sync(path)
-        path.replace(self._files / digest)
-        sync(self._files)
-
-    def _part(self, digest: str) -> Path:
-        return self._files / f"{digest}.part"
 
     def _holds(self, digest: str) -> bool:
         """Return whether the store has an intact file with this digest; remove one that was read and differs."""

@@ -4,6 +4,8 @@ The peer asks for each piece of a file (WANT), so it controls how much is in fli
 has requests. A low-priority thread writes, verifies, and builds engines while the peer still serves the previous
 bundle. One process pushes at a time: the first one that offers keeps its turn until its link ends, and through a
 switch, in which all links end. ``PROTOCOL.md`` describes the messages.
+
+:meth:`Installer._take` is the course of a push, from its offer to the end of the change.
 """
 
 from __future__ import annotations
@@ -12,21 +14,23 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.records import MAX_TEXT
 from ls_edge.core.text import one_line
-from ls_edge.runtime.change.record import AppliedFile
+from ls_edge.runtime.change.record import AppliedFile, StoreRecord
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,
     MAX_CHUNK,
     Chunk,
     Install,
+    Message,
     Offer,
     PushMessage,
     Stored,
@@ -35,17 +39,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
 from ls_edge.runtime.store.announced import AnnouncedFiles
-from ls_edge.runtime.store.jobs import (
-    AGAIN_S,
-    NO_PROGRESS,
-    Comparison,
-    EngineBuild,
-    Fleet,
-    Offered,
-    StoreThread,
-    T,
-    Trial,
-)
+from ls_edge.runtime.store.jobs import AGAIN_S, Course, Fleet, StoreThread
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 
@@ -57,6 +51,10 @@ MOST_ASKED = 5
 """Number of requests for a piece after which the push fails."""
 KEEP_TURN_S = 60.0
 """Seconds for which the pusher that requested a switch keeps its turn until it is back on a link."""
+COMPARE_S = 0.1
+"""Least time between two comparisons of the disk with what is served, in seconds."""
+NO_PROGRESS = (0, 0, "")
+_NO_TURN = ("", 0.0)
 
 
 Event = Literal["served", "warming", "stored", "built", "installed", "recorded", "unrecorded", "failed"]
@@ -78,84 +76,68 @@ TRANSITIONS: Mapping[tuple[StoreState, Event], StoreState] = {
 
 @dataclass(eq=False)
 class _Push:
-    """One offer of one pusher, and the incoming file."""
+    """One offer of one pusher, and the incoming file: the first one that is missing."""
 
     pusher: str
+    offer: Offer
     manifest: str
-    size: int
     applied: AppliedFile | None
-    applied_size: int
     state: StoreState = StoreState.RECEIVING
     reason: str = ""
     wanted: Wanted = field(default_factory=Wanted)
-    file: tuple[str, int] | None = None
-    """Digest and size of the incoming file."""
-    began_at: int = 0
-    """Bytes of that file that existed before this push."""
+    pieces: list[bytes] = field(default_factory=list)
+    """Received pieces that are not being written yet."""
     written: int = 0
     received: int = 0
     asked: int = 0
     tries: int = 0
+    last: float = 0.0
+    """Time of the last piece, or of the first request without an answer."""
+    fault: str = ""
+    """What is wrong with a received piece."""
     behind: tuple[str, ...] = ()
     """Linked sources that have not announced the offered ``peers.yaml``."""
-    last: float = field(default_factory=time.monotonic)
+    progress: tuple[int, int, str] = NO_PROGRESS
+    ends: bool = False
+    """Whether the pusher has asked for the end of the change."""
 
     def on(self, event: Event, reason: str = "") -> None:
         """Enter the state that follows an event."""
         self.state, self.reason = TRANSITIONS[self.state, event], one_line(reason, MAX_TEXT) if reason else ""
 
-    @property
-    def offered(self) -> Offered:
-        """Bundle and file."""
-        return self.manifest, self.applied
+    def take(self, chunk: Chunk) -> None:
+        """Take the next requested piece; ignore others, which were not requested or no longer are."""
+        if self.state is not StoreState.RECEIVING or self.asked <= self.received:
+            return
+        digest, size = self.wanted.missing[0]
+        if (chunk.digest.hex(), chunk.offset) == (digest, self.received):
+            expected = min(MAX_CHUNK, size - self.received)
+            if len(chunk.data) != expected:
+                self.fault = f"received {len(chunk.data)} bytes, requested {expected}; apply again"
+            self.pieces.append(chunk.data)
+            self.received += expected
+            self.last, self.tries = time.monotonic(), 0
 
-    def begin(self, received: Callable[[str], int]) -> None:
-        """Begin with the first missing file; ``received`` returns how many of its bytes exist."""
-        digest, size = self.file = self.wanted.missing[0]
-        there = received(digest)
-        if there >= size:
-            there = 0
-        self.began_at = self.written = self.received = self.asked = there
-        self.last, self.tries = time.monotonic(), 0
+    def wants(self, window: int) -> Iterator[Want]:
+        """Yield requests for further pieces, with ``window`` bytes in flight, and for those that are overdue.
 
-    def expects(self, chunk: Chunk) -> bool:
-        """Return whether ``chunk`` is the next requested piece."""
-        if self.file is None or self.state is not StoreState.RECEIVING:
-            return False
-        return (chunk.digest.hex(), chunk.offset) == (self.file[0], self.received) and self.asked > self.received
-
-    def repeat(self, now: float) -> None:
-        """Request missing pieces again if they did not arrive in time."""
+        Raise :class:`BundleError` if the pusher does not send them.
+        """
+        digest, size = self.wanted.missing[0]
+        now = time.monotonic()
         if self.asked > self.received and now - self.last > AGAIN_S:
             self.asked, self.last = self.received, now
             self.tries += 1
-
-    def wants(self, window: int, now: float) -> Iterator[Want]:
-        """Yield requests for further pieces of the file, with ``window`` bytes in flight or being written."""
-        assert self.file is not None
-        digest, size = self.file
+        if self.tries >= MOST_ASKED:
+            self.fault = f"{self.pusher} does not send the requested pieces; apply again"
+        if self.fault:
+            raise BundleError(self.fault)
         while self.asked < size and self.asked - self.written < window:
-            length = min(MAX_CHUNK, size - self.asked)
             if self.asked == self.received:
                 self.last = now
+            length = min(MAX_CHUNK, size - self.asked)
             yield Want(bytes.fromhex(digest), self.asked, length)
             self.asked += length
-
-    def stored(self, active: bytes, previous: bytes, progress: tuple[int, int, str]) -> Stored:
-        """Return the report on this push."""
-        missing = sum(size for _, size in self.wanted.missing) - (self.written if self.file is not None else 0)
-        return Stored(
-            self.state,
-            bytes.fromhex(self.manifest),
-            active,
-            previous,
-            self.wanted.parts,
-            self.wanted.size,
-            max(0, missing),
-            self.reason,
-            *(progress if self.state in (StoreState.BUILDING, StoreState.SWITCHING) else NO_PROGRESS),
-            self.behind,
-        )
 
 
 class Installer:
@@ -167,36 +149,55 @@ class Installer:
         """Whether the peer has to leave and serve the bundle that is now active in the store."""
         self.lacking = ""
         """Parts that the peer should serve and the store lacks, with advice; empty if it lacks none."""
+        self.progress = NO_PROGRESS
+        """Number of engines that are built or open, their total, and the next step."""
         self.files = AnnouncedFiles(store, fleet)
         self._store, self._fleet = store, fleet
         self._thread = StoreThread(name)
-        self.engines = EngineBuild(fleet, self._thread.wake)
-        self._trial = Trial(store, self._thread, self._report_switch)
-        self._comparison = Comparison(store, self._thread)
+        self._courses: list[Course[None]] = []
+        """Work that each turn of the links continues."""
+        self._compare_at = 0.0
+        self._send: Callable[[str, Message], object]
+        """Function that sends a message to a pusher; set by :meth:`attach`."""
         self._machine: PeerMachine | None = None
+        self._serving: str | None = None
+        """Manifest of the served bundle."""
+        self._is_settled = True
+        """Whether ``store.json`` records that this bundle was warm, or nothing is served."""
         self._pushers: set[str] = set()
         self._push: _Push | None = None
-        self._turn: tuple[str, float] = ("", 0.0)
+        self._turn: tuple[str, float] = _NO_TURN
 
     @property
     def note(self) -> str | UnsetType:
         """Note for HELLO: the reason why the peer does not serve all of its parts."""
-        found = "" if self._push is not None else self._comparison.result()
-        reason = self._store.record.reason or self.lacking or found or self.files.newer_elsewhere()
+        differs = "" if self._push is not None else self._store.difference
+        if self._push is None and time.monotonic() > self._compare_at:
+            self._compare_at = time.monotonic() + COMPARE_S
+            self._courses.append(self._thread.do(self._store.compare))
+        if differs:
+            differs = f"its store is not what it serves from memory ({differs}); check the disk, then apply again"
+        reason = self._store.record.reason or self.lacking or differs or self.files.newer_elsewhere()
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
     @property
     def is_timed(self) -> bool:
         """Whether :meth:`step` has work that depends on the clock."""
-        return self._push is not None or self._trial.due is not None
+        return self._push is not None or not self._is_settled
+
+    def show_progress(self, done: int, total: int, text: str) -> None:
+        """Show how many engines are built or open, their total, and the next step; for any thread."""
+        self.progress = done, total, one_line(text, MAX_TEXT)
+        self._thread.wake()
 
     def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
         """Use the links of a peer that begins to serve the active bundle or waits for one."""
-        self._thread.node, self._machine, self.files.machine = node, machine, machine
-        self._trial.begin(self._store.record.active if serves else None)
+        self._thread.node, self._send = node, node.send_to
+        self._machine, self.files.neighbors = machine, machine.neighbors
+        self._serving, self._is_settled = self._store.record.active if serves else None, not serves
+        self._courses.append(self._settle())
         self._pushers.clear()
-        self._push, self.is_switching = None, False
-        self.engines.progress = NO_PROGRESS
+        self._push, self.is_switching, self.progress = None, False, NO_PROGRESS
 
     def close(self) -> None:
         """Stop after the current job, and close the store."""
@@ -213,228 +214,195 @@ class Installer:
         self._pushers.discard(name)
         if self._push is not None and self._push.pusher == name:
             if self._push.state is not StoreState.SWITCHING:
-                self._turn = ("", 0.0)
+                self._turn = _NO_TURN
             self._push = None
 
     def receive(self, pusher: str, message: PushMessage) -> None:
         """Handle a message of a pusher, if it has the turn."""
-        if isinstance(message, Offer):
-            self._on_offer(pusher, message)
-        elif self._push is None or self._push.pusher != pusher:
-            self._report(pusher)
+        push = self._push
+        if isinstance(message, Offer) and not self._other_holder(pusher):
+            if push is None or push.offer != message or push.state is StoreState.FAILED:
+                file = AppliedFile(message.version, message.file.hex()) if len(message.file) == DIGEST_BYTES else None
+                self._push = _Push(pusher, message, message.manifest.hex(), file)
+                self._courses.append(self._take(self._push))
+                return  # otherwise, the offer is repeated
+        elif push is None or push.pusher != pusher:
+            pass
         elif isinstance(message, Chunk):
-            self._on_chunk(self._push, message)
+            push.take(message)
+            return
         elif isinstance(message, Install):
-            self._on_install(self._push, message)
+            if push.state is StoreState.ACTIVE and message.ends_change:
+                push.ends = True
+            elif push.state is StoreState.READY and message.manifest == push.offer.manifest:
+                push.on("installed")
+                self._turn = (pusher, time.monotonic() + KEEP_TURN_S)
+        self._report(pusher)
 
     def step(self) -> None:
-        """Handle the results of the store's thread, request missing pieces, and confirm a bundle that is warm."""
-        self._thread.handle_results()
-        if self._trial.due is not None and self._machine is not None and self._machine.rules.warm:
-            self._trial.settle()
-        if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
-            self._ask(self._push)
-        has_news, push = self.engines.has_news(), self._push
-        if push is not None and push.applied is not None and push.behind != (behind := self.files.behind(push.applied)):
-            push.behind = behind
-            self._report(push.pusher)
-        if has_news and push is not None and push.state in (StoreState.BUILDING, StoreState.SWITCHING):
-            self._report(push.pusher)
+        """Continue the courses, and report on a push to its pusher."""
+        for course in tuple(self._courses):
+            try:
+                next(course)
+            except (StopIteration, LsEdgeError) as end:
+                self._courses.remove(course)
+                if isinstance(end, LsEdgeError):
+                    log.warning("the store failed", extra={"why": str(end)})
+        if (push := self._push) is not None:
+            behind = () if push.applied is None else self.files.behind(push.applied)
+            is_shown = push.state in (StoreState.BUILDING, StoreState.SWITCHING)
+            progress = self.progress if is_shown else NO_PROGRESS
+            if (behind, progress) != (push.behind, push.progress):
+                push.behind, push.progress = behind, progress
+                self._report(push.pusher)
 
-    # Messages of pushers.
+    # The courses.
 
-    def _on_offer(self, pusher: str, offer: Offer) -> None:
-        push = self._push
-        if self._other_holder(pusher):
-            self._report(pusher)
-            return
-        file = AppliedFile(offer.version, offer.file.hex()) if len(offer.file) == DIGEST_BYTES else None
-        manifest = offer.manifest.hex()
-        if push is not None and push.offered == (manifest, file) and push.state is not StoreState.FAILED:
-            self._report(pusher)  # a repeated offer
-            return
-        push = self._push = _Push(pusher, manifest, offer.size, file, offer.file_size)
-        version = {} if file is None else {"version": file.version}
-        log.info("a bundle is offered", extra={"peer": pusher, **version})
-        self._look(push)
+    def _take(self, push: _Push) -> Course[None]:
+        """Take a push from its offer to the end of the change.
 
-    def _on_chunk(self, push: _Push, chunk: Chunk) -> None:
-        if push.file is None or not push.expects(chunk):
-            return  # not requested, or no longer
-        digest, size = push.file
-        offset, end = push.received, min(push.received + MAX_CHUNK, size)
-        if len(chunk.data) != end - offset:
-            self._fail(push, f"received {len(chunk.data)} bytes, requested {end - offset}; apply again")
-            return
-        push.received = end
-        push.last, push.tries = time.monotonic(), 0
-
-        def written(_: None) -> None:
-            push.written = end
-            if push.written == size:
-                self._go_on(push)
-
-        self._do_for(push, lambda: self._store.write(digest, size, offset, chunk.data), written)
-
-    def _on_install(self, push: _Push, install: Install) -> None:
-        if push.state is StoreState.ACTIVE and install.ends_change:
-            self._change_files(push, self._store.end_change, lambda _: self._report(push.pusher))
-        elif push.state is StoreState.READY and install.manifest.hex() == push.manifest:
-            push.on("installed")
-            self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
-            log.info("switching", extra={"peer": push.pusher, "bundle": self._store.shown_id(push.manifest)})
-
-            is_listed = push.wanted.parts > 0
-
-            def switched(has_to_reopen: bool) -> None:
-                if has_to_reopen or not is_listed or push.manifest != self._trial.serving or self.lacking:
-                    self.is_switching = True
-                else:  # other entries have changed
-                    self._trial.begin(push.manifest)
-
-            def failed(why: str) -> None:
-                self._turn = ("", 0.0)
-                self._failed(push, why)
-
-            # The record is written before the peer drains, so that a full disk costs no answers.
-            self._change_files(
-                push, lambda: self._store.switch(push.manifest, push.applied, is_listed=is_listed), switched, failed
-            )
-        self._report(push.pusher)
-
-    def _change_files(
-        self,
-        push: _Push,
-        write: Callable[[], None],
-        then: Callable[[bool], None],
-        failed: Callable[[str], None] | None = None,
-    ) -> None:
-        """Write the record, and use its files; call ``then`` with whether the peer has to reopen."""
-
-        def job() -> Callable[[], bool]:
-            write()
-            return self._fleet.follow()
-
-        self._thread.do(job, lambda follow: then(follow()), failed or (lambda why: self._failed(push, why)))
-
-    # Jobs of the store's thread.
-
-    def _do_for(self, push: _Push, job: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run a job of a push; ignore its result after the end of the push."""
-
-        def done(value: T) -> None:
-            if push is self._push and push.state is StoreState.RECEIVING:
-                then(value)
-
-        self._thread.do(job, done, lambda why: self._failed(push, why))
-
-    def _failed(self, push: _Push, why: str) -> None:
-        if push is not self._push or push.state is StoreState.FAILED:
-            log.warning("the store failed", extra={"why": why})
-        elif push.began_at:  # the bytes from before this push may be damaged
-            push.began_at = 0
-            self._look(push)
-        else:
-            self._fail(push, why)
-
-    def _report_switch(self, trouble: str) -> None:
-        self._turn = ("", 0.0)
-        push = self._push
-        if push is not None and push.state is StoreState.SWITCHING and push.manifest == self._trial.serving:
-            push.on("unrecorded" if trouble else "recorded", trouble)
-        for pusher in self._pushers:
-            self._report(pusher)
-
-    def _look(self, push: _Push) -> None:
-        def found(wanted: Wanted) -> None:
-            push.wanted = wanted
-            if wanted.missing:
-                push.begin(self._store.received)
-            else:
-                self._complete(push)
+        It ends early when another push replaces it. What it has recorded by then is used nevertheless.
+        """
+        version = {} if push.applied is None else {"version": push.applied.version}
+        log.info("a bundle is offered", extra={"peer": push.pusher, **version})
+        try:
+            yield from self._receive(push)
+            if push.state is StoreState.BUILDING:
+                yield from self._install(push)
+            while push is self._push or push.ends:
+                if push.ends:
+                    push.ends = False
+                    yield from self._thread.do(partial(self._store.change, StoreRecord.ended))
+                    (yield from self._thread.do(self._fleet.follow))()
+                    self._report(push.pusher)
+                yield
+        except LsEdgeError as error:
+            self._turn = _NO_TURN
+            if push is not self._push:
+                raise
+            push.on("failed", str(error))
+            extra = {"peer": push.pusher, "bundle": push.wanted.shown_id, "why": push.reason}
+            log.warning("a push failed", extra=extra)
             self._report(push.pusher)
 
-        file = None if push.applied is None else (push.applied.digest, push.applied_size)
-
-        def look() -> Wanted:
-            if push.applied_size > MAX_BYTES:
-                raise UsageError(f"the offered peers.yaml has {push.applied_size} bytes, at most {MAX_BYTES} are read")
-            return self._store.want(
-                push.manifest, push.size, lambda bundle: self._fleet.parts_of(bundle, push.applied), file
-            )
-
-        self._do_for(push, look, found)
-
-    def _complete(self, push: _Push) -> None:
-        push.file = None
+    def _receive(self, push: _Push) -> Course[None]:
+        """Receive the missing files, verify all of them, and decide whether there is anything to install."""
+        offer, file, record_file = push.offer, push.applied, None
+        if offer.file_size > MAX_BYTES:
+            raise UsageError(f"the offered peers.yaml has {offer.file_size} bytes, at most {MAX_BYTES} are read")
+        if file is not None:
+            record_file = file.digest, offer.file_size
+        want = partial(
+            self._store.want, push.manifest, offer.size, lambda it: self._fleet.parts_of(it, file), record_file
+        )
+        while True:
+            push.wanted = yield from self._thread.do(want)
+            if push is not self._push:
+                return
+            if not push.wanted.missing:
+                break
+            while push.wanted.missing and (yield from self._receive_file(push)):
+                push.wanted = msgspec.structs.replace(push.wanted, missing=push.wanted.missing[1:])
         record = self._store.record
-        has_failed = record.failed in (push.manifest, push.applied and push.applied.digest)
-        reason = record.reason if record.failed is not None and has_failed else ""
-        is_removed = not push.wanted.parts and record.active is None and push.applied in record.accepts
-        is_served = push.manifest == self._trial.serving and not self.lacking
-        if is_removed:
-            push.on("served", reason)
-        elif is_served and push.applied in (None, record.file):
-            push.on("served" if self._trial.due is None else "warming", reason)
-        else:
-            push.on("stored", reason)
-            if self.engines.offered != push.offered:
-                self._build_for(push.offered)
-
-    def _build_for(self, offered: Offered) -> None:
-        """Build the engines of a complete bundle for all pushers that offer it, until another one is offered."""
-        self.engines.offered, self.engines.progress = offered, NO_PROGRESS
-        manifest, file = offered
-
-        def is_wanted() -> bool:
-            return self._push is None or self._push.offered == offered
-
-        def ended(why: str = "") -> None:
-            self.engines.offered = None
-            push = self._push
-            if push is None or push.offered != offered or push.state is not StoreState.BUILDING:
-                return
-            if why:
-                self._fail(push, why)
-                return
-            push.on("built", push.reason)
-            log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": self._store.shown_id(manifest)})
-            self._report(push.pusher)
-
-        def built(follow: Callable[[], bool]) -> None:
-            follow()
-            ended()
-
-        self._thread.do(lambda: self.engines.run(self._store.open(manifest), file, is_wanted), built, ended)
-
-    def _go_on(self, push: _Push) -> None:
-        """Begin with the next file, or check all files after the last one."""
-        push.began_at, push.file = 0, None
-        push.wanted = msgspec.structs.replace(push.wanted, missing=push.wanted.missing[1:])
-        if push.wanted.missing:
-            push.begin(self._store.received)
-        else:
-            self._look(push)
+        has_failed = record.failed is not None and record.failed in (push.manifest, file and file.digest)
+        is_served = push.manifest == self._serving and not self.lacking and file in (None, record.file)
+        is_removed = not push.wanted.parts and record.active is None and file in record.accepts
+        is_active = is_removed or (is_served and self._is_settled)
+        event: Event = "served" if is_active else "warming" if is_served else "stored"
+        push.on(event, record.reason if has_failed else "")
         self._report(push.pusher)
+
+    def _receive_file(self, push: _Push) -> Course[bool]:
+        """Receive the first missing file; return False if the bytes from before this push may be damaged."""
+        digest, size = push.wanted.missing[0]
+        began_at = self._store.received(digest)
+        if began_at >= size:
+            began_at = 0
+        push.written = push.received = push.asked = began_at
+        push.pieces, push.last, push.tries = [], time.monotonic(), 0
+        self._report(push.pusher)
+        while push.written < size:
+            is_busy = self._machine is not None and bool(self._machine.held)
+            for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW)):
+                self._send(push.pusher, want)
+            data, push.pieces = b"".join(push.pieces), []
+            if data:
+                try:
+                    yield from self._thread.do(partial(self._store.write, digest, size, push.written, data))
+                except LsEdgeError:
+                    if not began_at:
+                        raise
+                    return False
+                push.written += len(data)
+            else:
+                yield
+            if push is not self._push:
+                return False
+        return True
+
+    def _install(self, push: _Push) -> Course[None]:
+        """Build the engines of a complete bundle, and switch to it when the pusher says so."""
+        use = yield from self._thread.do(partial(self._build, push))
+        use()
+        extra = {"peer": push.pusher, "bundle": push.wanted.shown_id}
+        if push is self._push:
+            push.on("built", push.reason)
+            log.info("a bundle is complete", extra=extra)
+            self._report(push.pusher)
+        while push is self._push and push.state is StoreState.READY:
+            yield
+        if push.state is not StoreState.SWITCHING:
+            return
+        log.info("switching", extra=extra)
+        is_listed = push.wanted.parts > 0
+        # The record is written before the peer drains, so that a full disk costs no answers.
+        yield from self._thread.do(partial(self._store.switch, push.manifest, push.applied, is_listed=is_listed))
+        has_to_reopen = (yield from self._thread.do(self._fleet.follow))()
+        if has_to_reopen or not is_listed or push.manifest != self._serving or self.lacking:
+            self.is_switching = True
+        else:  # only other entries have changed
+            self._is_settled = False
+            self._courses.append(self._settle())
+
+    def _build(self, push: _Push) -> Callable[[], bool]:
+        """Build the engines of a complete bundle, then accept its file; return a function that uses it.
+
+        Runs on the store's thread. Raise :class:`BundleError` if another bundle was offered meanwhile.
+        """
+        self.progress = NO_PROGRESS
+        for _ in self._fleet.build(self._store.open(push.manifest), push.applied, self.show_progress):
+            if self._push is not None and self._push.offer != push.offer:
+                raise BundleError("another bundle was offered")
+        if push.applied is None:
+            return lambda: False
+        self._store.accept(push.applied, self._fleet.given)
+        return self._fleet.follow()
+
+    def _settle(self) -> Course[None]:
+        """Record that the served bundle is warm, once it is; a failed write is repeated."""
+        machine, serving, trouble, again_at = self._machine, self._serving, "", 0.0
+        while machine is not None and machine is self._machine and serving is not None and not self._is_settled:
+            yield
+            is_due = machine.rules.warm and time.monotonic() >= again_at
+            if not is_due or serving != self._store.record.active:
+                continue
+            try:
+                yield from self._thread.do(partial(self._store.confirm, serving))
+            except LsEdgeError as error:
+                again_at = time.monotonic() + AGAIN_S
+                if trouble != str(error):
+                    trouble = str(error)
+                    log.warning("the store cannot record that the bundle is warm", extra={"why": trouble})
+            else:
+                trouble, self._is_settled = "", self._store.is_confirmed
+            if trouble or self._is_settled:
+                self._turn, push = _NO_TURN, self._push
+                if push is not None and push.state is StoreState.SWITCHING and push.manifest == serving:
+                    push.on("unrecorded" if trouble else "recorded", trouble)
+                for pusher in self._pushers:
+                    self._report(pusher)
 
     # Messages to pushers.
-
-    def _ask(self, push: _Push) -> None:
-        now = time.monotonic()
-        push.repeat(now)
-        if push.tries >= MOST_ASKED:
-            self._fail(push, f"{push.pusher} does not send the requested pieces; apply again")
-            return
-        is_busy = self._machine is not None and bool(self._machine.held)
-        for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW), now):
-            self._send(push.pusher, want)
-
-    def _fail(self, push: _Push, reason: str) -> None:
-        push.on("failed", reason)
-        push.file = None
-        shown = self._store.shown_id(push.manifest)
-        log.warning("a push failed", extra={"peer": push.pusher, "bundle": shown, "why": push.reason})
-        self._report(push.pusher)
 
     def _other_holder(self, pusher: str) -> str:
         """Return the name of another pusher whose turn it is, or an empty string."""
@@ -445,15 +413,21 @@ class Installer:
     def _report(self, pusher: str) -> None:
         record, push = self._store.record, self._push
         active, previous = bytes.fromhex(record.active or ""), bytes.fromhex(record.previous or "")
+        report = Stored(StoreState.IDLE, b"", active, previous)
         if push is not None and push.pusher == pusher:
-            said = push.stored(active, previous, self.engines.progress)
+            report = Stored(
+                push.state,
+                push.offer.manifest,
+                active,
+                previous,
+                push.wanted.parts,
+                push.wanted.size,
+                max(0, sum(size for _, size in push.wanted.missing) - push.written),
+                push.reason,
+                *push.progress,
+                push.behind,
+            )
         elif other := self._other_holder(pusher):
             reason = f"{other} is pushing a bundle; try again when it has finished"
-            said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
-        else:
-            said = Stored(StoreState.IDLE, b"", active, previous)
-        self._send(pusher, said)
-
-    def _send(self, pusher: str, message: Want | Stored) -> None:
-        assert self._thread.node is not None
-        self._thread.node.send_to(pusher, message)
+            report = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
+        self._send(pusher, report)

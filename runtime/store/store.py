@@ -31,7 +31,7 @@ import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
-from ls_edge.core.files import read_file
+from ls_edge.core.files import read_file, write_file
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeersFile, parse_peers
 from ls_edge.core.text import short_id
@@ -53,6 +53,8 @@ class Wanted(msgspec.Struct, frozen=True):
     parts: int = 0
     size: int = 0
     """Size of all parts in bytes."""
+    shown_id: str = "?"
+    """Short id of the bundle as shown elsewhere, once its manifest has arrived."""
 
 
 class Store(FileStore):
@@ -67,10 +69,12 @@ class Store(FileStore):
         self.blocks = HeldParts(sorted(blocks))
         """Parts that the peer should serve."""
         self._path = self.folder / "store.json"
-        self._change = threading.Lock()
+        self._change = threading.RLock()
         self._saved = True
         self.record = self._read()
         """Record of the served bundle and of the last switch."""
+        self.difference = ""
+        """Difference between the files on the disk and what is served, by the last :meth:`compare`."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -89,8 +93,7 @@ class Store(FileStore):
             self.give_up(f"it did not become warm in {TRIAL_STARTS} starts of the process")
             return
         try:
-            with self._change:
-                self._write(msgspec.structs.replace(self.record, trial_starts=starts + 1))
+            self.change(lambda record: msgspec.structs.replace(record, trial_starts=starts + 1))
         except BundleError as error:
             log.warning("this start is not counted", extra={"why": str(error)})
 
@@ -123,32 +126,32 @@ class Store(FileStore):
         return parse_peers(raw, Path(f"peers.yaml of version {file.version}"))
 
     def accept(self, file: AppliedFile, present: bytes) -> None:
-        """Accept the processes of a stored file in addition, until :meth:`end_change`.
+        """Accept the processes of a stored file in addition, until the change of the fleet has ended.
 
         ``present`` is the content of the file that counts now. Raise :class:`BundleError` if writing fails.
         """
         given = AppliedFile(0, hashlib.sha256(present).hexdigest())
         with self._change:
             if self.record.file is None:  # the file with which the peer was started may be overwritten
-                self._write_file(self._files / given.digest, present)
-            self._update(self.record.accepting(file, given))
+                self.write(given.digest, len(present), 0, present)
+            self.change(lambda record: record.accepting(file, given))
 
-    def end_change(self) -> None:
-        """Accept only the processes of the applied file; raise :class:`BundleError` if that cannot be recorded."""
+    def change(self, step: Callable[[StoreRecord], StoreRecord]) -> None:
+        """Write the record that follows from the present one, unless it is written; raise :class:`BundleError`."""
         with self._change:
-            self._update(self.record.ended())
+            record = step(self.record)
+            if record == self.record and self._saved:
+                return
+            try:
+                write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+            except OSError as error:
+                raise self._disk_error(error) from None
+            self.record, self._saved = record, True
 
     def held(self, bundle: Bundle) -> HeldParts:
         """Return the parts that the peer should serve and that have arrived."""
         wanted = self.blocks.of_model(bundle.num_blocks)
         return HeldParts(part for part in wanted if (self._files / bundle.part(part_name(part)).sha256).exists())
-
-    def shown_id(self, manifest: str) -> str:
-        """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
-        try:
-            return short_id(self.open(manifest).manifest.bundle_id)
-        except BundleError:
-            return "?"
 
     def switch(self, manifest: str, file: AppliedFile | None = None, *, is_listed: bool = True) -> None:
         """Make a complete bundle and an accepted file active, and keep the previous ones.
@@ -156,14 +159,11 @@ class Store(FileStore):
         Serve nothing any more if the file does not list this peer. Raise :class:`BundleError` on failure.
         """
         self.open(manifest)
-        with self._change:
-            self._update(self.record.switched(manifest, file, is_listed=is_listed))
+        self.change(lambda record: record.switched(manifest, file, is_listed=is_listed))
 
     def confirm(self, manifest: str) -> None:
         """Record that a bundle is warm if it is the active one; raise :class:`BundleError` if that fails."""
-        with self._change:
-            if self.record.active == manifest and not self.is_confirmed:
-                self._write(self.record.confirmed())
+        self.change(lambda record: record.confirmed() if record.active == manifest else record)
 
     def give_up(self, why: str) -> bool:
         """Go back to the previous bundle if that is complete; return whether it is."""
@@ -174,34 +174,31 @@ class Store(FileStore):
             fault = "" if is_same else self._fault_of(to.active, partly=to.file != record.file)
             what = "peers.yaml" if is_same else "bundle"
             reason = f"{fault}: {why}" if fault else f"went back to the previous {what}: {why}"
-            log.error("cannot serve a bundle", extra={"bundle": self.shown_id(record.active or ""), "why": reason})
+            log.error("cannot serve a bundle", extra={"bundle": self._shown_id(record.active or ""), "why": reason})
             if fault:
                 self.record = msgspec.structs.replace(record, failed=record.active, reason=reason)
             else:
-                self.record = record.given_up(reason)
-                self._saved = False
+                self.record, self._saved = record.given_up(reason), False
                 with contextlib.suppress(BundleError):  # confirm() repeats it
-                    self._write(self.record)
+                    self.change(lambda record: record)
             return not fault
 
-    def difference(self) -> str:
-        """Return how the files on the disk differ from what is served, or an empty string; do not read the parts."""
-        record = self.record
-        if record.active is None:
-            return ""
+    def compare(self) -> None:
+        """Set :attr:`difference`, without reading the parts."""
+        record, difference = self.record, ""
         try:
-            if decode_json(read_file(self._path), StoreRecord) != record:
-                return f"{self._path.name} is of another bundle or file"
-            bundle = self.open(record.active)
-            for part in self.blocks.of_model(bundle.num_blocks):
-                file = bundle.part(part_name(part))
-                if (self._files / file.sha256).stat().st_size != file.bytes:
-                    return f"the file of {part_name(part)} is cut off"
+            if record.active is not None and decode_json(read_file(self._path), StoreRecord) != record:
+                difference = f"{self._path.name} is of another bundle or file"
+            elif (bundle := self.open_active()) is not None:
+                for part in self.blocks.of_model(bundle.num_blocks):
+                    file = bundle.part(part_name(part))
+                    if (self._files / file.sha256).stat().st_size != file.bytes:
+                        difference = f"the file of {part_name(part)} is cut off"
         except OSError as error:
-            return f"{error.strerror}: {error.filename}"
+            difference = f"{error.strerror}: {error.filename}"
         except (LsEdgeError, InvalidDocument) as error:
-            return str(error)
-        return ""
+            difference = str(error)
+        self.difference = difference
 
     def drop_damaged(self) -> bool:
         """Remove the damaged parts of the served bundle; return whether there were any and others are left."""
@@ -229,8 +226,8 @@ class Store(FileStore):
         try:
             self._make_folder()
             if not self._path.exists() and self.record.active is not None:  # the folder was removed
-                with self._change:
-                    self._write(self.record)
+                self._saved = False
+                self.change(lambda record: record)
             if not self._holds(manifest):
                 if not size:
                     raise BundleError("that bundle is no longer in this store; apply it again")
@@ -247,7 +244,7 @@ class Store(FileStore):
             self._require_space(missing)
         except OSError as error:
             raise self._disk_error(error) from None
-        return Wanted(tuple(missing), len(sizes), sum(sizes.values()))
+        return Wanted(tuple(missing), len(sizes), sum(sizes.values()), short_id(bundle.manifest.bundle_id))
 
     def fill(self, bundle: Bundle) -> str:
         """Copy the missing files of a bundle from its folder; return the SHA-256 of its manifest, for :meth:`switch`.
@@ -277,13 +274,12 @@ class Store(FileStore):
             log.error("the store has lost its record", extra={"why": reason})
             return StoreRecord(reason=reason)
 
-    def _write(self, record: StoreRecord) -> None:
-        self._write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-        self.record, self._saved = record, True
-
-    def _update(self, record: StoreRecord) -> None:
-        if record != self.record:
-            self._write(record)
+    def _shown_id(self, manifest: str) -> str:
+        """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
+        try:
+            return short_id(self.open(manifest).manifest.bundle_id)
+        except BundleError:
+            return "?"
 
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:
         """Return why the previous bundle cannot be served, or an empty string.

@@ -7,7 +7,7 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError
-from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile
+from ls_edge.runtime.change.record import TRIAL_STARTS, AppliedFile, StoreRecord
 from ls_edge.runtime.store.store import Store
 
 BLOCKS = (1, 4)
@@ -70,14 +70,14 @@ def test_a_change_is_recorded_step_by_step(folder, texts):
         store.confirm(manifest)
     assert state(folder) == ([1, 0], True)
     with opened(folder) as store:
-        store.end_change()
+        store.change(StoreRecord.ended)
     assert state(folder) == ([1], True)
     with opened(folder) as store:  # two further changes, the first of which is not completed
         for version in (2, 3):
             store.accept(keep(store, manifest, texts[version], version), b"")
     assert state(folder) == ([1, 3, 2], True)
     with opened(folder) as store:
-        store.end_change()
+        store.change(StoreRecord.ended)
         keep(store, manifest, texts[2], 4)
         names = {path.name for path in (folder / "files").iterdir()}
         assert hashlib.sha256(texts[3]).hexdigest() not in names, "files that nothing needs are removed"

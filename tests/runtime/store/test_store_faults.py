@@ -83,7 +83,7 @@ class Moment:
         monkeypatch.setattr(Store, name, method)
 
 
-@pytest.mark.parametrize(("method", "first"), [("want", True), ("write", False), ("switch", False), ("_write", True)])
+@pytest.mark.parametrize(("method", "first"), [("want", True), ("write", False), ("switch", False), ("change", True)])
 def test_a_disk_that_fills_up_during_a_push_fails_only_the_push(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
 ):
