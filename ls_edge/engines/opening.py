@@ -271,10 +271,9 @@ def build_engines(
     If an engine cannot be built or written, raise :class:`EngineError` if the user named TensorRT; otherwise, log a
     warning and stop.
     """
-    kind = settings.get("kind", "auto")
-    if kind == "onnx" or settings.get("provider") not in (None, "auto"):
+    kind, names = settings.get("kind", "auto"), list(parts)
+    if kind == "onnx" or settings.get("provider") not in (None, "auto") or not names:
         return
-    names = list(parts)
     options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     with contextlib.ExitStack() as stack:
         try:

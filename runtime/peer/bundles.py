@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
+from ls_edge.core.peers_file import HeldParts, PeerConfig
 from ls_edge.core.text import name_blocks
 from ls_edge.engines.opening import OnStep, build_engines
 from ls_edge.runtime.change.record import AppliedFile
@@ -43,16 +44,29 @@ class StoredBundle:
         self._store, self._given, self._present, self._use = store, given.peers, present, use
         self.installer = Installer(store, given.entry.name, self)
         self._note_file()
-        self._served: Bundle | None = None
         self._is_broken = False
         """Whether the active bundle cannot be served, so that the peer waits for a push."""
 
-    def next(self) -> Bundle | None:
-        """Return the active bundle, or None to wait for a push; raise :class:`BundleError` if it is damaged."""
+    def opened(self, setup: PeerSetup) -> PeerSetup:
+        """Return the setup with the active bundle, or without one to wait for a push.
+
+        It is limited to the parts that the store has, so that a changed entry does not stop these. Raise
+        :class:`BundleError` if the bundle is damaged, or the store has none of its parts.
+        """
         if self.installer.is_switching:
             self.installer.is_switching = self._is_broken = False
-        self._served = None if self._is_broken else self._store.open_active()
-        return self._served
+        setup = setup.of_model(None if self._is_broken else self._store.open_active())
+        self._store.blocks, self.installer.lacking = setup.entry.blocks, ""
+        if setup.bundle is None:
+            return setup
+        held = self._store.held(setup.bundle)
+        if missing := set(setup.entry.blocks) - set(held):
+            lacking = f"its store lacks {name_blocks(missing)}; send it again with 'ls-edge apply PEERS --bundle DIR'"
+            if not held:
+                raise BundleError(lacking)
+            self.installer.lacking = lacking
+            log.warning("serves only a part of its blocks", extra={"peer": setup.entry.name, "why": lacking})
+        return replace(setup, entry=msgspec.structs.replace(setup.entry, blocks=held))
 
     def adopt(self, setup: PeerSetup) -> PeerSetup:
         """Return the setup with the applied files of the store, if there are any that can be used."""
@@ -94,65 +108,42 @@ class StoredBundle:
         """Content of the file with which the peer was started, or that it has read again."""
         return self._present().peers.raw
 
-    def parts_of(self, bundle: Bundle, file: AppliedFile | None) -> Collection[int]:
-        """Return the parts that this peer serves by a file; raise an error if file or bundle do not fit this peer."""
-        setup = self._offered(file)
-        return () if setup is None else setup.of_model(bundle).entry.blocks
+    def entry_in(self, file: AppliedFile | None, bundle: Bundle) -> PeerConfig:
+        """Return the entry of this peer in a file, without parts if it has none.
 
-    def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
-        """Build the engines of these parts, one at a time."""
-        setup = self._offered(file)
-        if setup is None:
-            return
-        setup = setup.of_model(bundle)
-        entry = setup.entry
-        yield from build_engines(
-            bundle,
-            [part_name(part) for part in entry.blocks],
-            kind=setup.engine_kind,
-            provider=entry.provider,
-            max_batch=entry.max_batch,
-            gpu_mem_limit=entry.gpu_mem_limit,
-            on_step=on_step,
-        )
-
-    def close(self) -> None:
-        """Stop receiving, and close the store."""
-        self.installer.close()
-
-    def follow(self) -> Callable[[], bool]:
-        """Read the recorded files; return a function that uses them and returns whether the peer has to reopen."""
-        setup = self.adopt(self._present())
-        return lambda: self._use(setup)
-
-    def _offered(self, file: AppliedFile | None) -> PeerSetup | None:
-        """Return the setup with an offered file; None if the file does not list this peer."""
+        Raise an error if file or bundle do not fit this peer.
+        """
         setup, name = self._present(), self._present().entry.name
         peers = setup.peers if file is None else self._store.read_file(file)
         peers.check_codecs(codec_of)
         if not any(source.may_push for source in peers.sources):
             raise UsageError(f"no source of {peers.path} may push, so the fleet could not be changed again")
         if all(peer.name != name for peer in peers.peers):
-            return None
+            return msgspec.structs.replace(setup.entry, blocks=HeldParts())
         curve_of(peers, name, setup.keys)
-        return setup.using(peers, setup.keys)
+        return peers.of_model(bundle.num_blocks).peer(name)
 
-    def limited(self, setup: PeerSetup) -> PeerSetup:
-        """Limit a setup to the parts that the store has, so that a changed entry does not stop these.
+    def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
+        """Build the engines of the parts of a file, one at a time."""
+        entry = self.entry_in(file, bundle)
+        return build_engines(
+            bundle,
+            [part_name(part) for part in entry.blocks],
+            kind=self._present().settings.engine or entry.engine,
+            provider=entry.provider,
+            max_batch=entry.max_batch,
+            gpu_mem_limit=entry.gpu_mem_limit,
+            on_step=on_step,
+        )
 
-        Raise :class:`BundleError` if the store has none of them.
-        """
-        self._store.blocks, self.installer.lacking = setup.entry.blocks, ""
-        if setup.bundle is None:
-            return setup
-        held = self._store.held(setup.bundle)
-        if missing := set(setup.entry.blocks) - set(held):
-            lacking = f"its store lacks {name_blocks(missing)}; send it again with 'ls-edge apply PEERS --bundle DIR'"
-            if not held:
-                raise BundleError(lacking)
-            self.installer.lacking = lacking
-            log.warning("serves only a part of its blocks", extra={"peer": setup.entry.name, "why": lacking})
-        return replace(setup, entry=msgspec.structs.replace(setup.entry, blocks=held))
+    def follow(self) -> Callable[[], bool]:
+        """Read the recorded files; return a function that uses them and returns whether the peer has to reopen."""
+        setup = self.adopt(self._present())
+        return lambda: self._use(setup)
+
+    def close(self) -> None:
+        """Stop receiving, and close the store."""
+        self.installer.close()
 
     def give_up(self, error: LsEdgeError) -> None:
         """Go back to the previous bundle, serve the intact parts of this one, or wait for a push.

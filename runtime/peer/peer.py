@@ -281,7 +281,12 @@ class Peer:
 
     def _use(self, setup: PeerSetup) -> bool:
         """Use the files of a setup from the next turn on; return whether the peer has to reopen instead."""
-        if self._setup.needs_reopening(setup):
+        before = self._setup
+        if (
+            (before.entry, before.keys) != (setup.entry, setup.keys)
+            or before.peers.heartbeat != setup.peers.heartbeat
+            or before.peers.uses_keys != setup.peers.uses_keys
+        ):
             return True
         self._setup = setup
         self._running.change_peers(setup.of_model(self._running.setup.bundle).peers)
@@ -295,12 +300,12 @@ class Peer:
     def _listen(self) -> Incarnation:
         """Listen with the given bundle, or with the active bundle of the store."""
         stored = self._stored
-        if stored is not None:
+        if stored is None:
+            setup = self._setup.of_model(self._given)
+        else:
             self._setup = stored.adopt(self._setup)
-        setup = self._setup.of_model(self._given if stored is None else stored.next())
+            setup = stored.opened(self._setup)
         if setup.bundle is not None:
             setup.peers.check_codecs(codec_of)
-        if stored is not None:
-            setup = stored.limited(setup)
         executor = BlockExecutor(setup.entry, setup.engine_kind, lambda on_choice: self.open_engines(setup, on_choice))
         return Incarnation(setup, executor, None if stored is None else stored.installer)

@@ -74,14 +74,6 @@ class PeerSetup:
         """Return the setup with another file and key pair; raise :class:`ConfigError` if the file does not fit."""
         return replace(self, peers=peers, entry=peers.peer(self.entry.name), keys=keys, newer=newer, older=older)
 
-    def needs_reopening(self, after: PeerSetup) -> bool:
-        """Return whether a peer has to open its links or engines again to use another setup."""
-        return (
-            (self.entry, self.keys) != (after.entry, after.keys)
-            or self.peers.heartbeat != after.peers.heartbeat
-            or self.peers.uses_keys != after.peers.uses_keys
-        )
-
     @property
     def engine_kind(self) -> EngineKind:
         """Requested engine."""

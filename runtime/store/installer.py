@@ -94,7 +94,7 @@ class _Push:
     last: float = 0.0
     """Time of the last piece, or of the first request without an answer."""
     fault: str = ""
-    """What is wrong with a received piece."""
+    """Fault of a received piece."""
     behind: tuple[str, ...] = ()
     """Linked sources that have not announced the offered ``peers.yaml``."""
     progress: tuple[int, int, str] = NO_PROGRESS
@@ -293,7 +293,7 @@ class Installer:
         if file is not None:
             record_file = file.digest, offer.file_size
         want = partial(
-            self._store.want, push.manifest, offer.size, lambda it: self._fleet.parts_of(it, file), record_file
+            self._store.want, push.manifest, offer.size, lambda it: self._fleet.entry_in(file, it).blocks, record_file
         )
         while True:
             push.wanted = yield from self._thread.do(want)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError
+from ls_edge.core.peers_file import PeerConfig
 from ls_edge.device.threads import Worker
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.transport.node import Node
@@ -28,13 +29,16 @@ class Fleet(Protocol):
     def given(self) -> bytes:
         """Content of the file with which the peer was started, or that it has read again."""
 
-    def parts_of(self, bundle: Bundle, file: AppliedFile | None) -> Collection[int]:
-        """Return the parts that this peer serves by a file; raise an error if file or bundle do not fit this peer."""
+    def entry_in(self, file: AppliedFile | None, bundle: Bundle) -> PeerConfig:
+        """Return the entry of this peer in a file, without parts if it has none.
+
+        Raise an error if file or bundle do not fit this peer.
+        """
 
     def build(
         self, bundle: Bundle, file: AppliedFile | None, on_step: Callable[[int, int, str], None]
     ) -> Iterator[object]:
-        """Build the engines of these parts, one at a time."""
+        """Build the engines of the parts of a file, one at a time."""
 
     def follow(self) -> Callable[[], bool]:
         """Read the recorded files; return a function that uses them and returns whether the peer has to reopen."""

@@ -37,7 +37,6 @@ class Board:
     def fill(self, bundle):
         """Serve a bundle from the store."""
         self.store.switch(self.store.fill(bundle))
-        return self.bundles.next()
 
 
 @pytest.fixture
@@ -84,28 +83,28 @@ def test_an_offered_file_gives_the_parts_or_is_refused(board, other_file, tiny_b
     bundle = Bundle.open(tiny_bundle)
     board.fill(bundle)
     offered = board.apply(other_file("two.yaml", blocks=[2]), 2, is_accepted=True)
-    assert set(board.bundles.parts_of(bundle, offered)) == {2}
-    assert set(board.bundles.parts_of(bundle, None)) == {1, 4}
+    assert set(board.bundles.entry_in(offered, bundle).blocks) == {2}
+    assert set(board.bundles.entry_in(None, bundle).blocks) == {1, 4}
     nobody = board.apply(other_file("nobody.yaml", may_push=False), 3, is_accepted=True)
     with pytest.raises(UsageError, match="the fleet could not be changed again"):
-        board.bundles.parts_of(bundle, nobody)
+        board.bundles.entry_in(nobody, bundle)
     removed = board.apply(other_file("removed.yaml", name="b"), 4, is_accepted=True)
-    assert board.bundles.parts_of(bundle, removed) == ()
+    assert board.bundles.entry_in(removed, bundle).blocks == ()
     changed = board.apply(other_file("key.yaml", public_key=keys["stranger"].public.decode()), 5, is_accepted=True)
     with pytest.raises(LinkError, match="key"):
-        board.bundles.parts_of(bundle, changed)
+        board.bundles.entry_in(changed, bundle)
 
 
 def test_a_setup_is_limited_to_the_parts_that_are_there(board, tiny_bundle):
-    bundle = board.fill(Bundle.open(tiny_bundle))
-    setup = board.setup.of_model(bundle)
-    assert board.bundles.limited(setup) == setup
+    bundle = Bundle.open(tiny_bundle)
+    board.fill(bundle)
+    assert board.bundles.opened(board.setup).entry == board.setup.entry
     (board.store.folder / "files" / bundle.part("block 4").sha256).unlink()
-    assert set(board.bundles.limited(setup).entry.blocks) == {1}
+    assert set(board.bundles.opened(board.setup).entry.blocks) == {1}
     assert "its store lacks block 4" in board.bundles.installer.lacking
     (board.store.folder / "files" / bundle.part("block 1").sha256).unlink()
     with pytest.raises(BundleError, match="its store lacks blocks 1, 4"):
-        board.bundles.limited(setup)
+        board.bundles.opened(board.setup)
 
 
 def test_only_a_fault_of_bundle_or_file_gives_them_up(board, other_file, tiny_bundle):
@@ -114,7 +113,7 @@ def test_only_a_fault_of_bundle_or_file_gives_them_up(board, other_file, tiny_bu
     with pytest.raises(EngineError):
         board.bundles.give_up(EngineError("the driver is gone"))
     board.bundles.give_up(BundleError("block 1 is damaged"))
-    assert board.bundles.next() is None  # its only bundle waits for another one
+    assert board.bundles.opened(board.setup).bundle is None  # its only bundle waits for another one
     board.fill(Bundle.open(tiny_bundle))
     board.store.confirm(board.store.record.active)
     board.apply(other_file("one.yaml", blocks=[1]), 2)

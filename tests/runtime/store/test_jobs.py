@@ -59,8 +59,8 @@ class Fleet:
     def __init__(self):
         self.did, self.reopens, self.on_built = [], False, lambda: None
 
-    def parts_of(self, _bundle, _file):
-        return BLOCKS
+    def entry_in(self, _file, _bundle):
+        return SimpleNamespace(blocks=BLOCKS)
 
     def build(self, _bundle, _file, on_step):
         for done in range(2):
