@@ -12,7 +12,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError
 from ls_edge.core.peers_file import PeersFile, parse_peers
 from ls_edge.runtime.clients.session import STEP_S, Client, Session
-from ls_edge.runtime.protocol.messages import MAX_CHUNK
+from ls_edge.runtime.protocol.messages import MAX_CHUNK, FileVersion
 from ls_edge.runtime.transport.keys import KeyPair
 
 log = logging.getLogger("ls_edge.runtime")
@@ -26,10 +26,12 @@ TELL_AFTER_S, TELL_EVERY_S = 1.0, 60.0
 _ASK_AGAIN_S = 1.0
 
 
-def fetch_file(peers: PeersFile, keys: KeyPair | None, owner: str, digest: bytes, names: Collection[str]) -> bytes:
-    """Ask one of the peers ``names``, as source ``owner``, for the file with this SHA-256; return its content.
+def fetch_file(
+    peers: PeersFile, keys: KeyPair | None, owner: str, file: FileVersion, names: Collection[str]
+) -> PeersFile:
+    """Ask one of the peers ``names``, as source ``owner``, for an applied file.
 
-    Raise :class:`LinkError` if none of them sends it.
+    Raise :class:`LinkError` if none of them sends it, and :class:`ConfigError` if it is not valid.
     """
     with Client(peers, keys, owner, "observer") as client:
         began = time.monotonic()
@@ -37,9 +39,9 @@ def fetch_file(peers: PeersFile, keys: KeyPair | None, owner: str, digest: bytes
             client.step(STEP_S)
             holders = [one for name, one in client.sessions.items() if name in names]
             for session in [one for one in holders if one.up and one.welcome][:1]:
-                client.fetch(session, digest, _ASK_AGAIN_S)
-                if hashlib.sha256(session.fetched).digest() == digest:
-                    return bytes(session.fetched)
+                client.fetch(session, file.digest, _ASK_AGAIN_S)
+                if hashlib.sha256(session.fetched).digest() == file.digest:
+                    return parse_peers(bytes(session.fetched), Path(f"peers.yaml of version {file.version}"))
             if all(one.is_hopeless(began) for one in holders):
                 break
     raise LinkError(f"none of {', '.join(sorted(names))} has sent the peers.yaml that it announces")
@@ -59,12 +61,7 @@ def running_file(peers: PeersFile, keys: KeyPair | None, owner: str) -> PeersFil
     if newest is None or newest.digest == hashlib.sha256(peers.raw).digest():
         return None
     names = [name for name, file in found.items() if file == newest]
-    return parsed_file(fetch_file(peers, keys, owner, newest.digest, names), newest.version)
-
-
-def parsed_file(raw: bytes, version: int) -> PeersFile:
-    """Parse an applied file; raise :class:`ConfigError` if it is not valid."""
-    return parse_peers(raw, Path(f"peers.yaml of version {version}"))
+    return fetch_file(peers, keys, owner, newest, names)
 
 
 def fetch_model(peers: PeersFile, keys: KeyPair | None, owner: str, wait_s: float = 5.0) -> Bundle:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.clients.fetching import fetch_file, parsed_file
+from ls_edge.runtime.clients.fetching import fetch_file
 from ls_edge.runtime.protocol.codecs import codec_of
 from ls_edge.runtime.protocol.messages import MAX_FILES, FileVersion, Hello
 from ls_edge.runtime.transport.keys import KeyPair
@@ -80,8 +80,11 @@ class Follower:
         """Fetch the files that are missing, and use all of them."""
         given = self._given
         try:
-            files = [self._file(file, holders[file]) for file in agreed]
-            newest, *older = files
+            for file in agreed:
+                if file.digest not in self._known:
+                    fetched = fetch_file(self._present, self._keys, self._name, file, holders[file])
+                    self._known[file.digest] = fetched
+            newest, *older = (self._known[file.digest] for file in agreed)
             newest.check_codecs(codec_of)
             curve_of(newest, self._name, self._keys)
             if given is not self._given:  # it was read again meanwhile
@@ -98,10 +101,3 @@ class Follower:
         else:
             self._again_at = 0.0
             log.info("following", extra={"source": self._name, "version": agreed[0].version})
-
-    def _file(self, file: FileVersion, holders: list[str]) -> PeersFile:
-        known = self._known.get(file.digest)
-        if known is None:
-            raw = fetch_file(self._present, self._keys, self._name, file.digest, holders)
-            known = self._known[file.digest] = parsed_file(raw, file.version)
-        return known

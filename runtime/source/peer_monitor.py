@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -78,35 +78,31 @@ class PeerEvents:
         self._on_event = on_event
         self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
 
-    def update(self, views: Iterable[PeerView], reasons: Mapping[str, str]) -> None:
-        """Report each peer whose state differs from that of its last event."""
-        for view in views:
-            state = PeerState.LOST if view.state is PeerState.COLD else view.state
-            if state is not self._states.get(view.name, PeerState.LOST):
-                self._states[view.name] = state
-                self._report(view.name, state, reasons.get(view.name, ""))
+    def update(self, views: Mapping[str, PeerView], reasons: Mapping[str, str]) -> None:
+        """Report each peer whose state differs from that of its last event, and the removed ones as lost."""
+        before = self._states
+        self._states = {
+            name: PeerState.LOST if view.state is PeerState.COLD else view.state for name, view in views.items()
+        }
+        for name in before | self._states:
+            state = self._states.get(name, PeerState.LOST)
+            if state is before.get(name, PeerState.LOST):
+                continue
+            why = reasons.get(name, "") if name in views else "removed from peers.yaml"
+            event = PeerEvent(round((time.monotonic() - self._opened) * 1e6), name, state, why)
+            if len(self.all) < MAX_EVENTS:
+                self.all.append(event)
+            if self._on_event is not None:
+                try:
+                    self._on_event(event)
+                except Exception:
+                    log.exception("a callback for peer events failed")
 
     def succeed(self, before: PeerEvents) -> None:
         """Continue the events of another loop of the source, which reports none from now on."""
         report, before._on_event = before._on_event, None
         self.all, before.all = before.all, []
         self._states, self._on_event = dict(before._states), report
-
-    def removed(self, names: Iterable[str]) -> None:
-        """Report peers that are no longer in ``peers.yaml`` as lost."""
-        for name in names:
-            if self._states.pop(name, PeerState.LOST) is not PeerState.LOST:
-                self._report(name, PeerState.LOST, "removed from peers.yaml")
-
-    def _report(self, name: str, state: PeerState, why: str) -> None:
-        event = PeerEvent(round((time.monotonic() - self._opened) * 1e6), name, state, why)
-        if len(self.all) < MAX_EVENTS:
-            self.all.append(event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("a callback for peer events failed")
 
 
 class PeerMonitor:
@@ -137,8 +133,6 @@ class PeerMonitor:
 
     def change_peers(self, peers: PeersFile) -> None:
         """Report the peers of this file from now on."""
-        names = {peer.name for peer in peers.peers}
-        self.events.removed(peer.name for peer in self._peers.peers if peer.name not in names)
         self._peers, self._neighbor_events = peers, -1
 
     def on_note(self, note: Note) -> None:
@@ -171,7 +165,7 @@ class PeerMonitor:
             with self._changed:
                 self.snapshot = found
                 self._changed.notify_all()
-        self.events.update(found.peers.values(), reasons)
+        self.events.update(found.peers, reasons)
 
     def _look(self, known: Mapping[str, PeerView]) -> SourceSnapshot:
         """Return the current state; ``known`` has the previous views of the peers."""

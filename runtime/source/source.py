@@ -95,7 +95,7 @@ class Source(Closing):
         self.peers = peers = peers.of_model(bundle.num_blocks)
         self._keys = keys
         self._limits, self._file = limits, self.given
-        self._follower = Follower(self.name, self.given, keys, self._follow)
+        self._follower = Follower(self.name, self.given, keys, self._use)
         self._loop = self._open_loop(bundle, on_event=on_event)
         self._next = self._loop, bundle.num_blocks
         """Loop that was opened last, and the number of blocks of its model."""
@@ -144,7 +144,7 @@ class Source(Closing):
         """Send new requests to the loop of another bundle."""
         self.bundle, self.preprocess = bundle, self._preprocess_for(bundle)
         self._loop = loop
-        self._use(self._file.within(bundle.num_blocks))
+        self._use(self._file)
 
     @property
     def counts(self) -> RequestCounts:
@@ -278,14 +278,12 @@ class Source(Closing):
         peers, keys = read_again(self.given, self._keys, self.name)
         self._check_links(peers)
         bundle = self.bundle if self.is_thin else Bundle.open(self.bundle.folder)
-        usable = peers.of_model(bundle.num_blocks)
-        self.given = self._file = peers
-        self._keys = keys
+        peers.of_model(bundle.num_blocks)
+        self.given, self._keys = peers, keys
         self._follower.reset(peers, keys)
+        self._use(peers)
         if bundle.manifest == self.bundle.manifest:
-            self._use(usable)
             return
-        self._use(peers.within(self.bundle.num_blocks))
         end = time.monotonic() + EXCHANGE_S
         if lacking := self._models.exchange(bundle, lambda: time.monotonic() < end, hands_over=False):
             raise LinkError(
@@ -293,24 +291,20 @@ class Source(Closing):
                 "s; apply it to the peers, and reload again"
             )
 
-    def _follow(self, peers: PeersFile) -> None:
-        """Use a file on which the peers agree; raise :class:`UsageError` for changes that need a new source."""
-        self._check_links(peers)
-        self._file = peers
-        self._use(peers.within(self.bundle.num_blocks))
-
     def _check_links(self, peers: PeersFile) -> None:
         if (peers.uses_keys, peers.heartbeat) != (self.peers.uses_keys, self.peers.heartbeat):
             raise UsageError(
                 f"{peers.path} changes the heartbeat, or switches keys on or off; restart {self.name} to apply that"
             )
 
-    def _use(self, peers: PeersFile) -> None:
-        self.peers = peers
-        self._loop.change_peers(peers, self._keys)
+    def _use(self, file: PeersFile) -> None:
+        """Use a file from now on; raise :class:`UsageError` for changes that need a new source."""
+        self._check_links(file)
+        self._file, self.peers = file, file.within(self.bundle.num_blocks)
+        self._loop.change_peers(self.peers, self._keys)
         loop, num_blocks = self._next
         if loop is not self._loop:
-            loop.change_peers(self._file.within(num_blocks), self._keys)
+            loop.change_peers(file.within(num_blocks), self._keys)
 
     @property
     def is_open(self) -> bool:

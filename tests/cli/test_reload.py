@@ -13,7 +13,7 @@ import zmq
 
 from ls_edge.cli.inputs import reload_source
 from ls_edge.core.errors import ConfigError, LinkError, UsageError
-from ls_edge.runtime.clients.fetching import parsed_file
+from ls_edge.core.peers_file import parse_peers
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
@@ -123,7 +123,7 @@ def test_a_file_that_a_source_cannot_use_changes_nothing(write_peers, tmp_path, 
 def test_a_source_that_follows_an_applied_file_reads_its_own_again(write_peers, tiny_bundle):
     path, said = write_peers({"a": ALL}, sources=["laptop"]), []
     with Source.open(path, tiny_bundle) as source:
-        source._follow(parsed_file(path.read_bytes(), 3))
+        source._use(parse_peers(path.read_bytes(), path))
         reload_source(source, said.append)
     assert said == [f"read {path} again: 1 peer"]
 

@@ -1,4 +1,4 @@
-"""Opens the double for the CUDA runtime, in every process that has this folder in PYTHONPATH."""
+"""Opens the double for the CUDA runtime, and for the driver, in every process that has this folder in PYTHONPATH."""
 
 import ctypes
 
@@ -6,8 +6,8 @@ _open = ctypes.CDLL
 
 
 def open_library(name, *arguments, **options):
-    """Open a library as ``ctypes.CDLL`` does, but the double where CUDA's is meant."""
-    if "libcudart" not in str(name):
+    """Open a library as ``ctypes.CDLL`` does, but the double where one of CUDA's is meant."""
+    if "libcuda" not in str(name):
         return _open(name, *arguments, **options)
     import cudart
 

@@ -68,6 +68,8 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR, INTEGRATED, MULTIPROCESSORS = 75, 76, 18, 16
 """``cudaDeviceAttr``."""
 DRIVER_TOO_OLD = 35
 """``cudaErrorInsufficientDriver``: the driver does not support this runtime."""
+DRIVER = "libcuda.so.1"
+"""The driver's library, by the name under which every runtime opens it."""
 NO_DRIVER = "there is no NVIDIA driver"
 OUT_OF_MEMORY = 2
 """``cudaErrorMemoryAllocation``."""
@@ -132,7 +134,7 @@ class CudaRuntime:
         return int(self.call("cudaDeviceGetAttribute", which, number, doing="looking at the GPU"))
 
     def release_of(self, which: str) -> str:
-        """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``; ``0.0`` without a driver."""
+        """Return the CUDA release of the ``Driver`` or the ``Runtime``, such as ``12.6``."""
         number = int(self.call(f"cuda{which}GetVersion", doing="asking for versions"))
         return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -140,7 +142,11 @@ class CudaRuntime:
 @functools.cache
 def cuda_runtime() -> CudaRuntime:
     """Return the first installed CUDA runtime that the driver supports; raise :class:`EngineError` if there is none."""
-    problems: list[str] = []
+    unusable, problems = "the CUDA runtime cannot be used", list[str]()
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        raise EngineError(f"{unusable}: {NO_DRIVER}; install NVIDIA's driver, or use --engine onnx") from None
     for path in _candidates():
         try:
             found = CudaRuntime(ctypes.CDLL(path), path)
@@ -151,13 +157,9 @@ def cuda_runtime() -> CudaRuntime:
         if code != DRIVER_TOO_OLD:
             return found
         runtime, driver = found.release_of("Runtime"), found.release_of("Driver")
-        if driver == "0.0":
-            problems.insert(0, NO_DRIVER)
-        else:
-            problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
+        problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
     why = problems[0] if problems else "libcudart is not installed"
-    fix = "NVIDIA's driver" if why == NO_DRIVER else "the one for this driver's CUDA release"
-    raise EngineError(f"the CUDA runtime cannot be used: {why}; install {fix}, or use --engine onnx")
+    raise EngineError(f"{unusable}: {why}; install the one for this driver's CUDA release, or use --engine onnx")
 
 
 def _candidates() -> Iterator[str]:

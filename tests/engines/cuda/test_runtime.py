@@ -52,7 +52,7 @@ def test_a_runtime_that_is_newer_than_the_driver_is_rejected(gpu, monkeypatch):
                 return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: module.DRIVER_TOO_OLD)
             return super().__getattr__(name)
 
-    opened = {"new": Newer(), "old": cudart.LIBRARY}
+    opened = {"new": Newer(), "old": cudart.LIBRARY, module.DRIVER: None}
     monkeypatch.setattr(ctypes, "CDLL", opened.__getitem__)
     monkeypatch.setattr(module, "_candidates", lambda: ["new", "old"])
     assert cuda_runtime().path == "old"
@@ -73,10 +73,12 @@ def test_calls_return_their_outputs_or_raise(gpu):
         cuda.call("cudaFree", address, doing="freeing")
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(module, "_candidates", lambda: ["libcudart-not-there.so.12"])
-    cuda_runtime.cache_clear()
-    with pytest.raises(EngineError, match=r"cannot be used: libcudart-not-there\.so\.12: .*; install the one for"):
+def test_a_missing_library_is_named(gpu, monkeypatch):
+    monkeypatch.setattr(module, "_candidates", lambda: ["not-there.so.12"])
+    with pytest.raises(EngineError, match=r"cannot be used: not-there\.so\.12: .*; install the one for"):
+        cuda_runtime()
+    monkeypatch.setattr(module, "DRIVER", "not-there.so.1")
+    with pytest.raises(EngineError, match=r"cannot be used: there is no NVIDIA driver; install NVIDIA's driver"):
         cuda_runtime()
 
 

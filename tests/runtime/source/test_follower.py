@@ -81,11 +81,11 @@ def test_a_file_that_could_not_be_fetched_is_asked_for_again_once_other_peers_ha
     monkeypatch.setattr("ls_edge.runtime.source.follower.AGAIN_S", 3600.0)
     asked = []
 
-    def fetch(_peers, _keys, _owner, _digest, names):
+    def fetch(_peers, _keys, _owner, _file, names):
         asked.append(names)
         if "c" not in names:
             raise LinkError("they have gone")
-        return file.raw
+        return file
 
     monkeypatch.setattr("ls_edge.runtime.source.follower.fetch_file", fetch)
     used = Used()

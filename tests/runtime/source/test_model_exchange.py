@@ -131,7 +131,7 @@ def test_a_loop_that_waits_for_the_next_model_follows_files(write_peers, serve, 
         after = source._reopen(Bundle.open(other_bundle), source._loop)
         try:
             assert set(after.monitor.snapshot.peers) == {"a", "b"}
-            source._follow(file)
+            source._use(file)
             for loop in (source._loop, after):
                 wait_until(lambda loop=loop: set(loop.monitor.snapshot.peers) == {"a", "b", "c"})
         finally:
