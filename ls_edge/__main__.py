@@ -14,7 +14,9 @@ _STARTS_THREADS = ("predict", "peer", "run", "serve", "bench", "build", "verify"
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    _use_utf8()
+    if sys.getfilesystemencoding() != "utf-8":  # start again: names of classes and files are UTF-8 everywhere
+        os.environ["PYTHONUTF8"] = "1"  # for further processes; python -E and -I ignore it
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  this very command
     interrupts.install()
     if sys.argv[1:2] and sys.argv[1] in _STARTS_THREADS:
         from ls_edge.device.threads import can_start_threads
@@ -26,13 +28,6 @@ def main() -> NoReturn:
     from ls_edge.cli.main import main as run
 
     run()
-
-
-def _use_utf8() -> None:
-    """Start again in UTF-8 mode if the locale has another encoding: names of classes and files are UTF-8 everywhere."""
-    if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"  # for further processes; python -E and -I ignore it
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  this very command
 
 
 if __name__ == "__main__":

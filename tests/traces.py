@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.errors import EngineError
-from ls_edge.core.records import RequestRecord, TrackSpan, Visit
+from ls_edge.core.peer_reports import TrackSpan, Visit
+from ls_edge.core.records import RequestRecord
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.reference import relative_error
 

@@ -16,23 +16,25 @@ DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
 
 
+def _both_help_options(self: click.Command, ctx: click.Context) -> list[str]:  # noqa: ARG001
+    """Return both names, since click caches the option that it creates first for all contexts."""
+    return HELP_OPTIONS
+
+
 class Group(click.Group):
     """Group of commands with both names of its help option in every context."""
 
-    def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return both names; see :meth:`Command.get_help_option_names`."""
-        return HELP_OPTIONS
+    get_help_option_names = _both_help_options
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command; an unknown name fails with a similar one, which may be an option."""
-        names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from ls_edge.core.validation import unknown_name  # which takes long to import
 
-            names += [name for option in self.get_params(ctx) for name in option.opts]
-            ctx.fail(unknown_name("command", args[0], names))
+            options = [name for option in self.get_params(ctx) for name in option.opts]
+            ctx.fail(unknown_name("command", args[0], [*self.list_commands(ctx), *options]))
         return super().resolve_command(ctx, args)
 
 
@@ -52,6 +54,8 @@ _MOST_SHOWN = 1000
 
 class Command(click.Command):
     """Command with ``--debug``, short and full help, and examples at their end."""
+
+    get_help_option_names = _both_help_options
 
     def __init__(
         self,
@@ -90,10 +94,6 @@ class Command(click.Command):
                 help="Show all options and exit.",
             )
         )
-
-    def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return both names, since click caches the option that it creates first for all contexts."""
-        return HELP_OPTIONS
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and report engines that it builds."""

@@ -11,7 +11,7 @@ from ls_edge.cli.interrupts import StopRequest
 from ls_edge.cli.output import warn
 from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.parts import ENDS
-from ls_edge.core.records import PeerState
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.text import counted, name_blocks
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.source.source import Source

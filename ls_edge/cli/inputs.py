@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ls_edge.core.errors import LsEdgeError
-from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import counted
 from ls_edge.runtime.protocol.codecs import codec_of
@@ -33,7 +32,7 @@ def open_peers(path: Path) -> PeersFile:
 
 def peers_to_ask(path: Path, secret_key: Path | None) -> tuple[PeersFile, KeyPair | None]:
     """Read peers.yaml and the key of a command that reports problems of peers itself, and turn off the log."""
-    set_up(as_json=False, level=logging.CRITICAL)
+    logging.getLogger("ls_edge").setLevel(logging.CRITICAL)
     return open_peers(path), None if secret_key is None else load_secret(secret_key)
 
 

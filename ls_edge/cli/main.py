@@ -93,15 +93,17 @@ _LOGIN = re.compile(r"(:/+)[^\s/@]*:\S*@")
 SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 80, "show_default": True}
 
 
-@click.group(cls=_LazyGroup, context_settings=SETTINGS)
-@click.version_option(__version__, prog_name="ls-edge")
-def cli() -> None:
-    """Fine-tune vision transformers whose blocks run in any order, and run them on the devices that are reachable."""
+_HELP = "Fine-tune vision transformers whose blocks run in any order, and run them on the devices that are reachable."
+cli = _LazyGroup("cli", help=_HELP, context_settings=SETTINGS)
+click.version_option(__version__, prog_name="ls-edge")(cli)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; print each expected error as one line on standard error."""
-    _escape_unencodable_output()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(ValueError, OSError):  # closed
+                stream.reconfigure(errors="backslashreplace")  # escapes for characters that the encoding lacks
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
@@ -133,14 +135,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
         _fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _escape_unencodable_output() -> None:
-    r"""Make standard output and error write escapes such as ``\xe9`` for characters that their encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(ValueError, OSError):  # closed
-                stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -181,7 +181,7 @@ def interface_of(
         "classes": list(classes),
         "needs_slot": needs_slot,
     }
-    if not bands.is_one:
+    if bands.cuts:
         found["bands"] = bands.to_json()
     if folded != NOT_FOLDED:
         found["folded"] = msgspec.to_builtins(folded)

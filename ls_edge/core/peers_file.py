@@ -272,13 +272,6 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         kept = ((peer, HeldParts(part for part in peer.blocks if part < blocks or part in ENDS)) for peer in self.peers)
         return replace(self, peers=tuple(replace(peer, blocks=held) for peer, held in kept))
 
-    def source_with_key(self, public_key: bytes) -> SourceEntry:
-        """Return the source with this public key; raise :class:`UsageError` if no source has it."""
-        for source in self.sources:
-            if source.public_key and source.public_key.encode() == public_key:
-                return source
-        raise UsageError(f"the secret key belongs to no source of {self.path}; add its public key under 'sources'")
-
     def check_codecs(self, find: Callable[[str], object]) -> None:
         """Raise :class:`ConfigError` if a peer names a codec for which ``find`` raises."""
         for peer in self.peers:
@@ -343,7 +336,7 @@ def is_name(text: str) -> bool:
 
 def check_name(name: str) -> None:
     """Raise :class:`UsageError` if no peer or source may have this name."""
-    if not is_name(name):
+    if not _NAME.match(name):
         raise UsageError(
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first, "
             + _NAME_RULE
@@ -352,7 +345,7 @@ def check_name(name: str) -> None:
 
 def is_loopback(address: str) -> bool:
     """Return whether ``tcp://host:port`` names the loopback interface."""
-    return is_loopback_host(_host(address).strip("[]"))
+    return is_loopback_host(host_of(address).strip("[]"))
 
 
 def is_loopback_host(host: str) -> bool:
@@ -361,14 +354,14 @@ def is_loopback_host(host: str) -> bool:
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def _host(address: str) -> str:
-    match = _ADDRESS.match(address)
-    return match[1] if match else ""
+def host_of(address: str) -> str:
+    """Return the host of ``tcp://host:port``, which is in brackets if it is an IPv6 address."""
+    return address.removeprefix("tcp://").rpartition(":")[0]
 
 
 def is_host(host: str) -> bool:
     """Return whether an address may name a host, which is in brackets if it is an IPv6 address."""
-    known = _host(f"tcp://{host}:1") == host and host not in _ANY
+    known = _ADDRESS.match(f"tcp://{host}:1") is not None and host not in _ANY
     return known and (not host.startswith("[") or is_ipv6(host.strip("[]")))
 
 
@@ -447,14 +440,14 @@ def _wrong_addresses(file: PeersFile, source_map: SourceMap) -> Iterator[ConfigE
             other = addresses[peer.address]
             yield error(f"{peer.name!r} has the address of {other!r}, {peer.address}; give each its own port", *where)
         addresses[peer.address] = peer.name
-        if (host := _host(peer.address)) in _ANY:
+        if (host := host_of(peer.address)) in _ANY:
             yield error(
                 f"address {peer.address!r}: {host} is not a host that other devices can reach; write the name or "
                 f"address of this one, and 'bind: {peer.address}' below it",
                 *where,
             )
         for key, address in (("address", peer.address), ("bind", peer.bind)):
-            host = _host(address)
+            host = host_of(address)
             if host.startswith("[") and not is_ipv6(host.strip("[]")):
                 yield error(
                     f"{key} {address!r}: {host} is not an IPv6 address; write for example [::1]", "peers", index, key

@@ -16,6 +16,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -248,15 +249,15 @@ def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocume
     return InvalidDocument(f": {invalid.text}{inside}")
 
 
+@dataclass(eq=False)
 class SourceMap:
     """Lines and columns of keys and values in a file, by path, such as ``("peers", 0, "blocks")``."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.marks: dict[Path_, tuple[int, int]] = {}
-        self.key_marks: dict[Path_, tuple[int, int]] = {}
-        self.written: dict[Path_, str] = {}
-        """Text of unquoted values."""
+    path: Path
+    marks: dict[Path_, tuple[int, int]] = field(default_factory=dict)
+    key_marks: dict[Path_, tuple[int, int]] = field(default_factory=dict)
+    written: dict[Path_, str] = field(default_factory=dict)
+    """Text of unquoted values."""
 
     def error(self, message: str, *where: str | int, key: bool = False) -> ConfigError:
         """Return a :class:`ConfigError` at the value (or ``key``) of a path, or at its nearest parent."""

@@ -18,15 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.core.parts import ShownPart, shown_parts
-from ls_edge.core.records import (
-    PeerContext,
-    PeerEvent,
-    PeerState,
-    RequestRecord,
-    RunContext,
-    RunFacts,
-    holder_times,
-)
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import PeerContext, PeerEvent, RequestRecord, RunContext, RunFacts, holder_times
 from ls_edge.evaluation.classes import ClassCounts, missed_line
 
 Floats = npt.NDArray[np.float64]

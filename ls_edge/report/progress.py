@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -19,9 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from ls_edge.core.errors import printable
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.text import counted, show, show_hours, show_ms
 from ls_edge.report.terminal import open_console
+
+if TYPE_CHECKING:
+    from ls_edge.core.records import PeerEvent, RequestRecord
 
 REFRESH_HZ = 10
 RECENT = 512

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.core.records import PeerState
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.text import NOTHING, counted, format_ranges, shorten, show, show_ms, show_percent
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.terminal import PlainTable, open_console, print_table

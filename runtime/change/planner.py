@@ -124,30 +124,26 @@ class _Fleet:
     def after(self, step: Step) -> _Fleet:
         return replace(self, serves={**self.serves, step.peer: step.after}, previous=self.previous - {step.peer})
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether peers serve all parts of the wanted model, so that sources use it."""
-        return self.needed <= self._held(wanted=True)
-
     def gap(self, *, wanted: bool) -> frozenset[int]:
-        """Return the parts of the wanted model, or of the previous one, that no peer serves."""
-        return (self.needed if wanted else self.needed_before) - self._held(wanted=wanted)
+        """Return the parts of the wanted model, or of the previous one, that no peer serves.
+
+        Without a gap in the wanted model, sources use it.
+        """
+        parts = self.needed if wanted else self.needed_before
+        return parts.difference(*(held for name, held in self.serves.items() if (name in self.previous) != wanted))
 
     def lacking(self, step: Step) -> frozenset[int]:
         """Return the parts without a holder during and after a step."""
-        wanted = self.is_wanted or not self.previous
+        wanted = not self.gap(wanted=True) or not self.previous
         after = self.after(step)
-        return self.during(step).gap(wanted=wanted) | after.gap(wanted=wanted or after.is_wanted)
+        return self.during(step).gap(wanted=wanted) | after.gap(wanted=wanted or not after.gap(wanted=True))
 
     def holders(self) -> dict[int, int]:
         """Return the number of holders of each part of the model that sources use."""
-        wanted = self.is_wanted or not self.previous
+        wanted = not self.gap(wanted=True) or not self.previous
         parts = self.needed if wanted else self.needed_before
         held = [parts for name, parts in self.serves.items() if (name in self.previous) != wanted]
         return {part: sum(part in one for one in held) for part in parts}
-
-    def _held(self, *, wanted: bool) -> frozenset[int]:
-        return frozenset[int]().union(*(p for name, p in self.serves.items() if (name in self.previous) != wanted))
 
 
 def _step(name: str, serves: frozenset[int], goal: Goal | None) -> Step | None:

@@ -10,7 +10,7 @@ Nothing is remembered: the phase follows from what the peers report, so a pusher
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ls_edge.runtime.change.planner import Plan
@@ -41,13 +41,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Next action of a pusher: wait for ``peer``, or make it switch or end."""
+    """Next action of a pusher: wait for ``peer``, or make it switch or end. Equal ones have the same phase and peer."""
 
     phase: Phase
     peer: str = ""
-    names: frozenset[str] = frozenset()
+    names: frozenset[str] = field(default=frozenset(), compare=False)
     """Sources to wait for."""
-    parts: frozenset[int] = frozenset()
+    parts: frozenset[int] = field(default=frozenset(), compare=False)
     """Parts that would have no holder if the peer switched now."""
 
 

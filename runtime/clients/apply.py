@@ -242,12 +242,7 @@ class Applier(Sender):
 
     def _moves_on(self, now: Instruction, seconds: float) -> bool:
         """Wait until something else is next; return whether it is."""
-
-        def is_over() -> bool:
-            then = self._next()
-            return (then.phase, then.peer) != (now.phase, now.peer)
-
-        return self.wait_until(is_over, seconds)
+        return self.wait_until(lambda: self._next() != now, seconds)
 
     def _switch(self, target: Target) -> None:
         """Install the bundle, and wait until the peer is warm, has recorded that, and is linked again."""
@@ -274,26 +269,21 @@ class Applier(Sender):
                 self._warn(f"{target.peer.name}: {stored.reason}")
             self._look_at(target)
             self.step(STEP_S)
-        self._wait_until_reached(target, before)
-
-    def _wait_until_reached(self, target: Target, before: set[str]) -> None:
-        """Wait until a peer that is warm again has its previous links to processes that are still there."""
-
-        def is_reached() -> bool:
-            own = self.sessions[target.peer.name].welcome
-            model = "" if own is None else own.model_id  # peers of other models do not link to it
-            there = {name for name, one in self.sessions.items() if one.welcome and one.welcome.model_id == model != ""}
-            up = {name: session for name, session in self.sessions.items() if session.up and name in there}
-            for name, session in up.items():
-                if name != target.peer.name and session.state is not None:
-                    there |= set(session.state.reaches)
-            is_alone = sum(one.up for one in self.sessions.values()) == 1
-            wanted = before if is_alone else before & there
-            state = self.sessions[target.peer.name].state
-            return state is not None and wanted <= set(state.reaches)
-
-        self.wait_until(is_reached, REACH_S)
+        self.wait_until(lambda: self._is_reached(target.peer.name, before), REACH_S)
         self.wait_until(lambda: False, SETTLE_S)
+
+    def _is_reached(self, peer: str, before: set[str]) -> bool:
+        """Return whether a peer that is warm again has its previous links to processes that are still there."""
+        own, state = self.sessions[peer].welcome, self.sessions[peer].state
+        model = "" if own is None else own.model_id  # peers of other models do not link to it
+        there = {name for name, one in self.sessions.items() if one.welcome and one.welcome.model_id == model != ""}
+        up = {name: session for name, session in self.sessions.items() if session.up and name in there}
+        for name, session in up.items():
+            if name != peer and session.state is not None:
+                there |= set(session.state.reaches)
+        is_alone = sum(one.up for one in self.sessions.values()) == 1
+        wanted = before if is_alone else before & there
+        return state is not None and wanted <= set(state.reaches)
 
     def _seen(self, name: str) -> Seen:
         """Return the last report of a peer."""

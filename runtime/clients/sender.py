@@ -113,7 +113,8 @@ class Sender(Client):
             raise BundleError(f"{path} has {len(raw)} bytes, at most {wire.MAX_MANIFEST} can be pushed")
         digest = hashlib.sha256(raw).digest()
         for part in set(itertools.chain(*needed.values())):
-            bundle.read(part_name(part))
+            with bundle.opened(part_name(part)):
+                pass
         for name, parts in needed.items():
             files = [bundle.part(part_name(part)) for part in parts]
             self._targets[name].files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in files}

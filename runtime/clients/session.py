@@ -10,8 +10,8 @@ import msgspec
 
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError, WireError
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks, one_line
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
@@ -234,7 +234,10 @@ class Client(Closing):
 def source_name(peers: PeersFile, keys: KeyPair | None, default: str) -> str:
     """Return the name of the source with this key; ``default`` if the file has no keys."""
     if keys is not None:
-        return peers.source_with_key(keys.public).name
+        for source in peers.sources:
+            if source.public_key and source.public_key.encode() == keys.public:
+                return source.name
+        raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
     if peers.uses_keys:
         raise UsageError(f"{peers.path} has keys, so this needs the key of a source: give --secret-key NAME.key_secret")
     return default

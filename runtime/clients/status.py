@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from ls_edge.core.errors import LinkError
 from ls_edge.core.parts import ShownPart, shown_parts
+from ls_edge.core.peer_reports import PeerReport, PeerState
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.records import PeerReport, PeerState
 from ls_edge.core.text import name_blocks, one_line
 from ls_edge.runtime.clients.session import Client, Session, source_name
 from ls_edge.runtime.protocol import framing

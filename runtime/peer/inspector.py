@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from ls_edge.core.errors import LsEdgeError
-from ls_edge.core.records import MAX_TEXT
+from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.core.text import one_line
 from ls_edge.device.threads import Worker
 from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings

@@ -17,8 +17,8 @@ from msgspec import Meta
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.parts import STEM
+from ls_edge.core.peer_reports import COUNT, Count, Microseconds, ShortText, Visit
 from ls_edge.core.peers_file import Name, check_name
-from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
 MAJOR, MINOR = 1, 0
 MAX_BUDGET_US = 600_000_000

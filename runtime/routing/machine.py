@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from ls_edge.core.records import MICROSECONDS
+from ls_edge.core.peer_reports import MICROSECONDS
 from ls_edge.runtime.protocol.messages import Accept, Refuse, Release
 from ls_edge.runtime.routing.decisions import Decisions, Rules
 from ls_edge.runtime.routing.recent_events import MOST, without_tokens

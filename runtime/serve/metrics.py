@@ -20,8 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ls_edge.core.parts import ENDS
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.core.records import PeerState
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.peer.counts import Durations, PeerSnapshot
 from ls_edge.runtime.source.source import Source

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from ls_edge.core.peer_reports import PeerReport, PeerState
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.records import PeerEvent, PeerReport, PeerState, Rejection
+from ls_edge.core.records import PeerEvent, Rejection
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
 from ls_edge.runtime.routing.state.events import Note, NoteKind
 from ls_edge.runtime.routing.state.neighbors import Neighbor

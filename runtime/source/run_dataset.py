@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.errors import DataError, ImageRejected, RequestError, UsageError
-from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, RequestRecord, RunContext
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
 from ls_edge.runtime.routing.policies import find_policy

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
 from ls_edge.core.files import MAX_BYTES
-from ls_edge.core.records import MAX_TEXT
+from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.core.text import one_line
 from ls_edge.runtime.change.record import AppliedFile, StoreRecord
 from ls_edge.runtime.protocol.messages import (

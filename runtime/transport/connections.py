@@ -345,16 +345,15 @@ class Dialer:
             for name in looked_up.keys() - self._up - self._resting:
                 self._names.want(name, wanted=True)
 
-    def dial_again(self) -> None:
-        """Dial peers again after a wait if libzmq has given up on them, or at their next address."""
+    def dial_again(self) -> float:
+        """Dial peers again after a wait if libzmq has given up on them, or at their next address.
+
+        Return the seconds after which to call this again.
+        """
         now = time.monotonic()
         for name in [name for name, at in self._redial_at.items() if at <= now]:
             if name not in self._up:
                 self._dial(name)
-
-    @property
-    def wait(self) -> float:
-        """Seconds after which :meth:`dial_again` has to be called."""
         return max(0.0, min(self._redial_at.values(), default=math.inf) - time.monotonic())
 
     def on_host_names(self) -> list[LinkEvent]:

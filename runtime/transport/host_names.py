@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from ls_edge.core.peers_file import ip_of
+from ls_edge.core.peers_file import host_of, ip_of
 from ls_edge.runtime.transport.poller import Waker
 
 LOOK_UP_EVERY = 0.5
@@ -17,8 +17,8 @@ LOOK_UP_EVERY = 0.5
 
 def numeric(address: str) -> bool:
     """Return whether the host of ``tcp://host:port`` is numeric, and the same on all machines."""
-    host = _host_and_port(address)[0]
-    return ip_of(host) is not None and not _is_link_local(host)
+    ip = ip_of(host_of(address).strip("[]"))
+    return ip is not None and not (ip.version == 6 and ip.is_link_local)
 
 
 class HostNameResolver:
@@ -75,7 +75,7 @@ class HostNameResolver:
 
 
 def _look_up(address: str) -> tuple[tuple[str, ...], str]:
-    host, port = _host_and_port(address)
+    host, port = host_of(address).strip("[]"), address.rpartition(":")[2]
     if _is_link_local(host):
         interface, known = host.partition("%")[2], socket.if_nameindex()
         if any(interface in (str(number), name) for number, name in known):
@@ -100,8 +100,3 @@ def _look_up(address: str) -> tuple[tuple[str, ...], str]:
 
 def _is_link_local(host: str) -> bool:
     return ":" in host and ipaddress.ip_address(host.partition("%")[0]).is_link_local
-
-
-def _host_and_port(address: str) -> tuple[str, str]:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return host.strip("[]"), port

@@ -86,8 +86,8 @@ class Links:
 
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return the events: ends of links first, then messages."""
-        self.dialer.dial_again()
-        ready = self.poller.wait(0.0 if self._lost else min(timeout, self.dialer.wait))
+        wait = self.dialer.dial_again()
+        ready = self.poller.wait(0.0 if self._lost else min(timeout, wait))
         events: list[LinkEvent] = [LinkDown(link) for link in self._lost]
         self._lost = []
         if self._zap is not None and self._zap.socket in ready:
@@ -179,8 +179,10 @@ class Links:
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         """Read at most 64 messages of a socket."""
         for _ in range(64):
-            try:
-                frames = _receive(socket)
+            try:  # as recv_multipart, but without asking the socket whether each frame is the last
+                frames = [socket.recv(_NOW, copy=False)]
+                while frames[-1].more:
+                    frames.append(socket.recv(_NOW, copy=False))
             except zmq.Again:  # its connection has ended since
                 return
             self._on_message(frames, name, events)
@@ -211,13 +213,3 @@ class Links:
         self._read_monitor(listener.monitor, "", events)
         if not listener.take_in(link, descriptor) and link not in self._lost:
             self._lost.append(link)
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """Receive a message as ``recv_multipart`` does, but without asking the socket whether each frame is the last."""
-    frame = socket.recv(_NOW, copy=False)
-    frames = [frame]
-    while frame.more:
-        frame = socket.recv(_NOW, copy=False)
-        frames.append(frame)
-    return frames

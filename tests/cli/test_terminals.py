@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from ls_edge.cli.main import COMMANDS
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, Visit
+from ls_edge.core.peer_reports import PeerState, Visit
+from ls_edge.core.records import PeerEvent, RequestRecord, RunContext
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, print_summary

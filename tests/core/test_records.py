@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.core.records import (
-    RequestRecord,
-    TraceWriter,
-    TrackSpan,
-    Visit,
-    encode_record,
-)
+from ls_edge.core.peer_reports import TrackSpan, Visit
+from ls_edge.core.records import RequestRecord, TraceWriter, encode_record
 from tests.traces import decode_record, read_trace
 
 floats = st.floats(allow_nan=False, allow_infinity=False)

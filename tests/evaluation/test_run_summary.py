@@ -6,7 +6,8 @@ import math
 import msgspec
 import pytest
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
+from ls_edge.core.peer_reports import PeerState, TrackSpan, Visit
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import (
     PeerContext,
     RunContext,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, Visit
+from ls_edge.core.peer_reports import PeerState, Visit
+from ls_edge.core.records import PeerContext, PeerEvent, RequestRecord, RunContext
 from ls_edge.evaluation.run_summary import summarize
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}

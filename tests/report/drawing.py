@@ -5,7 +5,8 @@ import json
 
 import msgspec
 
-from ls_edge.core.records import RequestRecord, RunContext, Visit
+from ls_edge.core.peer_reports import Visit
+from ls_edge.core.records import RequestRecord, RunContext
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts
 from ls_edge.report.html import environment

@@ -14,7 +14,8 @@ import vl_convert
 from PIL import Image
 
 from ls_edge.core.errors import UsageError
-from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, Visit
+from ls_edge.core.peer_reports import PeerState, Visit
+from ls_edge.core.records import PeerContext, PeerEvent, RequestRecord, RunContext
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report import charts

@@ -1,7 +1,8 @@
 import re
 import threading
 
-from ls_edge.core.records import PeerEvent, PeerState
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import PeerEvent
 from ls_edge.report.progress import RunProgress, StepProgress
 from tests.report.terminals import console, written
 

@@ -17,7 +17,7 @@ from ls_edge.cli.peers_text import with_entry, without_entry, write_checked
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
+from ls_edge.core.peers_file import host_of, ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
 from ls_edge.device.diagnostics import PEER_MIB
 from ls_edge.runtime.transport.keys import KeyPair, new_keys
@@ -138,7 +138,7 @@ def replace(name: str, into: Path, out: Path) -> None:
 
     Prints the commands that start it, and the one that makes the running fleet follow the file.
     """
-    host = load_peers(into).peer(name).address.removeprefix("tcp://").rpartition(":")[0]
+    host = host_of(load_peers(into).peer(name).address)
     before, after = place_of_key(into, name)
     pair, _, secret = _new_keys(name, out)
     write_checked(into, f'{before}"{pair.public.decode()}"{after}')

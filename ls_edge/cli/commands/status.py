@@ -19,8 +19,8 @@ from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.parts import ENDS, ShownPart, shown_parts
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.core.records import PeerState
 from ls_edge.core.text import counted, engine_name, format_ranges, name_blocks, short_id
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import PlainTable, as_list, fits, open_console, print_table

@@ -8,7 +8,8 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.core.text import NOTHING, counted, shorten, show_hours, show_ms
 from ls_edge.evaluation.run_summary import Floats, Quantiles
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome

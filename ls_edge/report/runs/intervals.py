@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ls_edge.core.parts import ENDS
-from ls_edge.core.records import RequestRecord, TrackSpan, Visit
+from ls_edge.core.peer_reports import TrackSpan, Visit
+from ls_edge.core.records import RequestRecord
 
 SOURCE = ""
 """Holder of the source's work; empty because a peer may be called "source"."""

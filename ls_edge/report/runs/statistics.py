@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.core.text import class_name
 from ls_edge.evaluation.run_summary import Floats, RunSummary
 

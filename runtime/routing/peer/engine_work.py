@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ls_edge.core.parts import part_name
-from ls_edge.core.records import MAX_TEXT
+from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.peer.state_announcer import StateAnnouncer

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.parts import STEM
-from ls_edge.core.records import Visit
+from ls_edge.core.peer_reports import Visit
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,

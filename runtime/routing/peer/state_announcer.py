@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from ls_edge.core.records import MICROSECONDS
+from ls_edge.core.peer_reports import MICROSECONDS
 from ls_edge.runtime.protocol.messages import State
 from ls_edge.runtime.routing.peer.engine_queue import EngineQueue
 from ls_edge.runtime.routing.state.custody import Custody

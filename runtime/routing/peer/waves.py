@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ls_edge.core import arrangement
 from ls_edge.core.parts import has_ends
-from ls_edge.core.records import TrackSpan
+from ls_edge.core.peer_reports import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, RequestId, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.decisions import Case, Decisions
 from ls_edge.runtime.routing.policies.wave_planner import plan_wave

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.core.records import TrackSpan
+from ls_edge.core.peer_reports import TrackSpan
 from ls_edge.runtime.protocol.messages import Itinerary, Ran, RequestId, TransferId
 
 INFINITY = float("inf")

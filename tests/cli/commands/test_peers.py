@@ -8,6 +8,7 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.sender import pusher_name
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import load_secret
 
@@ -31,7 +32,7 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
         ("c", "tcp://[fd00::11]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
         ("peer-4", "tcp://[fd00::12]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
     ]
-    assert file.source_with_key(load_secret(out / "laptop.key_secret").public).may_push
+    assert pusher_name(file, load_secret(out / "laptop.key_secret")) == "laptop"
     for entry in file.peers:
         assert load_secret(out / f"{entry.name}.key_secret").public.decode() == entry.public_key
         assert (out / f"{entry.name}.key_secret").stat().st_mode & 0o777 == 0o600

@@ -15,8 +15,8 @@ import zmq
 
 from ls_edge.cli.commands.status import remarks
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
-from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.status import Observer, PeerStatus
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer

@@ -7,7 +7,8 @@ from altair.utils.schemapi import debug_mode
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ls_edge.core.records import PeerEvent, PeerState, Visit
+from ls_edge.core.peer_reports import PeerState, Visit
+from ls_edge.core.records import PeerEvent
 from ls_edge.report import charts
 from ls_edge.report.charts.specification import svg_of
 from ls_edge.report.theme import CHART_CONFIG

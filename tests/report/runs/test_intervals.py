@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from ls_edge.core.records import TrackSpan, Visit
+from ls_edge.core.peer_reports import TrackSpan, Visit
 from ls_edge.report.runs.intervals import Span, work_of
 from tests.report.drawing import record
 

@@ -1,4 +1,5 @@
-from ls_edge.core.records import PeerEvent, PeerState
+from ls_edge.core.peer_reports import PeerState
+from ls_edge.core.records import PeerEvent
 from ls_edge.report.runs.statistics import Away
 from tests.report.drawing import data_of, narrative, record
 

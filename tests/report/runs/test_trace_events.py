@@ -6,8 +6,9 @@ import json
 import pytest
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
+from ls_edge.core.records import PeerEvent, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import summarize
 from ls_edge.report.runs.trace_events import trace_events, write_trace_events

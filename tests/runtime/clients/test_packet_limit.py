@@ -7,8 +7,8 @@ import yaml
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.state.neighbors import CUTS

@@ -4,7 +4,7 @@ import signal
 from concurrent.futures import FIRST_COMPLETED, wait
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.core.records import PeerState
+from ls_edge.core.peer_reports import PeerState
 from tests.faults.engines import Faults
 
 BUDGET_MS = 300.0

@@ -4,7 +4,7 @@ import pytest
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.records import PeerState
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.transport.keys import load_secret

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.parts import HEAD, STEM
-from ls_edge.core.records import TrackSpan, Visit
+from ls_edge.core.peer_reports import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs, framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from ls_edge.core.bundle import Bundle
+from ls_edge.core.peer_reports import PeerState
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import PeerState
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
 

@@ -14,8 +14,8 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import WireError
+from ls_edge.core.peer_reports import Visit
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import Visit
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import framing

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ls_edge.core.records import MICROSECONDS, Visit
+from ls_edge.core.peer_reports import MICROSECONDS, Visit
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import (
     Accept,

@@ -5,7 +5,7 @@ import gc
 import msgspec
 import pytest
 
-from ls_edge.core.records import Visit
+from ls_edge.core.peer_reports import Visit
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
 from ls_edge.runtime.routing.state.events import (
     Arrived,
