@@ -75,4 +75,4 @@ def print_analysis(found: Analysis, console: Console) -> None:
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
     """Print a table of numbers."""
-    print_table(PlainTable.of(*(f">{heading}" for heading in headings), rows=rows), console)
+    print_table(PlainTable(*(f">{heading}" for heading in headings), rows=rows), console)

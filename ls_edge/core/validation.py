@@ -295,7 +295,7 @@ def parse_yaml(raw: bytes, path: Path) -> tuple[str, yaml.Node | None]:
         raise ConfigError(f"not YAML: {problem}", path=path, **place) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {shorten(str(error).splitlines()[0], 2 * SHOWN)}", path=path) from None
-    except _TooLarge:
+    except OverflowError:  # by the loader
         raise ConfigError(_TOO_LARGE, path=path) from None
 
 
@@ -329,10 +329,6 @@ def parse_yaml_value(text: str, what: str) -> Any:
         raise UsageError(str(error)) from None
 
 
-class _TooLarge(Exception):
-    """The document has too many values."""
-
-
 class _Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
     """Loader that counts what it builds; tags are empty unless the document has them."""
 
@@ -341,7 +337,7 @@ class _Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[mi
     def descend_resolver(self, _parent: yaml.Node | None, _index: object) -> None:
         self._depth, self._count = self._depth + 1, self._count + 1
         if self._depth > MAX_DEPTH + 2 or self._count > 2 * MAX_VALUES:  # of keys and values
-            raise _TooLarge
+            raise OverflowError
 
     def ascend_resolver(self) -> None:
         self._depth -= 1

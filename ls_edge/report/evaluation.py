@@ -21,7 +21,7 @@ def print_evaluation(result: Evaluation, console: Console) -> None:
         f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
         f"{counted(result.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
-    table = PlainTable.of("blocks", ">trained order", ">random order", "")
+    table = PlainTable("blocks", ">trained order", ">random order", "")
     spread = (
         f"5th percentile {show_percent(a.top1_p5)}, worst {show_percent(a.top1_worst)} of {counted(a.orders, 'order')}"
     )
@@ -72,7 +72,7 @@ def evaluation_remarks(result: Evaluation) -> list[str]:
 def print_evaluations(found: Sequence[Evaluation], console: Console) -> None:
     """Print a row for each evaluation, and a column for each number of kept blocks."""
     keeps = sorted({int(keep) for item in found for keep in item.kept})
-    table = PlainTable.of("", ">trained order", ">random order", *(f">{keep} kept" for keep in keeps))
+    table = PlainTable("", ">trained order", ">random order", *(f">{keep} kept" for keep in keeps))
     for item in found:
         kept = [item.kept.get(str(keep)) for keep in keeps]
         a, cells = item.arbitrary, ["" if value is None else show_percent(value.arbitrary) for value in kept]

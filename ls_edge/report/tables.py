@@ -79,7 +79,7 @@ def summary_table(summary: RunSummary) -> Table:
 
 def peers_table(summary: RunSummary) -> Table:
     """Return a table of the work of each peer."""
-    table = PlainTable.of("peer", "blocks", ">answers", ">blocks run", ">busy", "state")
+    table = PlainTable("peer", "blocks", ">answers", ">blocks run", ">busy", "state")
     for name, peer in summary.peers.items():
         state = Text(peer.state, style=STATE_STYLES[peer.state])
         if peer.lost:
@@ -93,7 +93,7 @@ def peers_table(summary: RunSummary) -> Table:
 def comparison_table(runs: Sequence[tuple[str, RunSummary]]) -> Table:
     """Return a table with a row for each run."""
     numbers = (">accuracy", ">answered", ">degraded", ">failed", ">p50", ">p95", ">throughput")
-    table = PlainTable.of("run", *numbers)
+    table = PlainTable("run", *numbers)
     for name, run in runs:
         bad = run.top1 is not None and run.chance is not None and run.top1 <= run.chance < 1
         table.add_row(

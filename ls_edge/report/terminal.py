@@ -33,22 +33,17 @@ def open_console(*, stderr: bool = False, file: IO[str] | None = None) -> Consol
 class PlainTable(Table):
     """Table in the style of ls-edge; strings are escaped and not parsed as markup, and long words are folded."""
 
-    def __init__(self, title: str = "", **options: Any) -> None:
+    def __init__(
+        self, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
+    ) -> None:
+        """Make a table; a heading with a leading ``>`` is of a right-aligned column of numbers that never folds."""
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
         super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
-
-    @classmethod
-    def of(
-        cls, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
-    ) -> PlainTable:
-        """Return a table; a heading with a leading ``>`` makes a right-aligned column of numbers that never folds."""
-        table = cls(title, **options)
         for heading in headings:
             name = heading.removeprefix(">")
-            table.add_column(name, justify="left" if name == heading else "right", no_wrap=name != heading)
+            self.add_column(name, justify="left" if name == heading else "right", no_wrap=name != heading)
         for cells in rows:
-            table.add_row(*cells)
-        return table
+            self.add_row(*cells)
 
     @classmethod
     def of_facts(cls, facts: Iterable[tuple[str, RenderableType]]) -> PlainTable:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.logs import OnProgress, OnWarning, ignore_progress
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import name_blocks, short_id
@@ -69,8 +71,8 @@ class Applier(Sender):
         keys: KeyPair | None,
         wait: float = 120.0,
         connect: float = CONNECT_S,
-        on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
-        on_warning: Callable[[str], None] = lambda _text: None,
+        on_progress: OnProgress = ignore_progress,
+        on_warning: OnWarning = lambda _text: None,
     ) -> None:
         """Dial the peers of ``new``, and those of ``current``, by which they can be reached now.
 
@@ -87,7 +89,7 @@ class Applier(Sender):
             keys=keys,
             wait=wait,
             connect=connect,
-            on_change=on_change,
+            on_progress=on_progress,
             on_warning=on_warning,
         )
         self._new, self._current, self._keys = new, current, keys
@@ -158,7 +160,14 @@ class Applier(Sender):
                     self._stop(target, f"it has no {'previous ' * self._rolls_back}bundle; give --bundle")
                 del self._targets[name], offers[name]
             target.files[self._digest.hex()] = (self._new.path, size)
-        self._send_all(offers)
+        # In the order of the file, each once the previous one has answered.
+        for name, (manifest, size) in offers.items():
+            if name in self._targets:
+                target = self._targets[name]
+                target.offered = manifest
+                target.files.setdefault(manifest.hex(), (Path(), size))
+                self._offer(target)
+                self._until(target, self._has_heard)
         self._is_whole = not change.missing
         self._carry_out()
 
@@ -240,10 +249,6 @@ class Applier(Sender):
             self._plan, fleet, self._targets, self._model_id, is_whole=self._is_whole, impatient=self._impatient
         )
 
-    def _moves_on(self, now: Instruction, seconds: float) -> bool:
-        """Wait until something else is next; return whether it is."""
-        return self.wait_until(lambda: self._next() != now, seconds)
-
     def _switch(self, target: Target) -> None:
         """Install the bundle, and wait until the peer is warm, has recorded that, and is linked again."""
         state = self.sessions[target.peer.name].state
@@ -308,7 +313,7 @@ class Applier(Sender):
     def _wait_for(self, now: Instruction, target: Target | None) -> None:
         """Wait for a peer or for the sources; raise :class:`PushError`, or warn, if that takes too long."""
         if now.phase == "cover":
-            if target is not None and not self._moves_on(now, self._wait):
+            if target is not None and not self.wait_until(lambda: self._next() != now, self._wait):
                 held = name_blocks(now.parts)
                 self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
             return
@@ -316,7 +321,7 @@ class Applier(Sender):
             if now.phase == "end" and target is not None and self.sessions[now.peer].up:
                 self._told.add(now.peer)
                 self.send(now.peer, Install(target.offered, True))
-            if self._moves_on(now, AGAIN_S):
+            if self.wait_until(lambda: self._next() != now, AGAIN_S):
                 return
         names = ", ".join(sorted(self._next().names))
         if target is not None and now.phase == "accept":

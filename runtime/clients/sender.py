@@ -17,9 +17,10 @@ import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle
 from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
+from ls_edge.core.logs import OnProgress, OnWarning
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.text import one_line
+from ls_edge.core.text import byte_size, one_line
 from ls_edge.runtime.clients.session import STEP_S, Client, source_name
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, FileVersion, Offer, Stored, StoreState, Want
@@ -29,6 +30,8 @@ CONNECT_S = 5.0
 """Seconds in which all peers have to answer before anything is sent."""
 AGAIN_S = 1.0
 """Seconds after which the bundle is offered again to a peer that has not answered."""
+_PROGRESS = ("state", "manifest", "missing", "built", "step")
+"""Fields of STORED that change while a peer makes progress."""
 COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
 """States of a peer that has the complete bundle."""
 
@@ -82,21 +85,21 @@ class Sender(Client):
         peers: PeersFile,
         *,
         keys: KeyPair | None,
-        wait: float = 120.0,
-        connect: float = CONNECT_S,
-        on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
-        on_warning: Callable[[str], None] = lambda _text: None,
+        wait: float,
+        connect: float,
+        on_progress: OnProgress,
+        on_warning: OnWarning,
     ) -> None:
         """Dial the peers.
 
         ``wait`` limits the seconds that a peer may be away or make no progress, ``connect`` the seconds until all have
-        answered. ``on_change(name, state, missing, total)`` reports progress in bytes. Raise :class:`UsageError` and
+        answered. ``on_progress`` gets the percentage of the bytes that a peer has. Raise :class:`UsageError` and
         :class:`LinkError` for keys or names that do not match the file.
         """
         self._targets = {peer.name: Target(peer) for peer in peers.peers}
         super().__init__(peers, keys, pusher_name(peers, keys), "pusher")
         self._wait, self._connect_s = wait, connect
-        self._on_change, self._on_warning = on_change, on_warning
+        self._on_progress, self._on_warning = on_progress, on_warning
         self._warned: set[str] = set()
         self._removed: set[str] = set()
         """Peers that the new file does not list."""
@@ -120,16 +123,6 @@ class Sender(Client):
             self._targets[name].files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in files}
             self._targets[name].files[digest.hex()] = (path, len(raw))
         return digest, len(raw)
-
-    def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
-        """Offer the bundle to all peers in the order of the file, each once the previous one has answered."""
-        for name, (manifest, size) in offers.items():
-            if (target := self._targets.get(name)) is None:
-                continue
-            target.offered = manifest
-            target.files.setdefault(manifest.hex(), (Path(), size))
-            self._offer(target)
-            self._until(target, self._has_heard)
 
     # Waiting and failing.
 
@@ -204,11 +197,12 @@ class Sender(Client):
         self.send(target.peer.name, offer)
 
     def _on_stored(self, target: Target, stored: Stored) -> None:
-        if target.last is None or _progress(stored) != _progress(target.last):
+        if target.last is None or any(getattr(stored, name) != getattr(target.last, name) for name in _PROGRESS):
             target.moved_at = time.monotonic()
         target.last = stored
         engines = f", {stored.built} of {stored.total} engines, {stored.step}" if stored.total else ""
-        self._on_change(target.peer.name, f"{stored.state}{engines}", stored.missing, stored.size)
+        text = f"{target.peer.name}: {stored.state}{engines}, {byte_size(stored.missing)} missing"
+        self._on_progress(100 * max(0, stored.size - stored.missing) // max(1, stored.size), 100, text)
 
     def _on_want(self, target: Target, want: Want) -> None:
         path, size = target.files.get(want.digest.hex(), (None, 0))
@@ -229,11 +223,6 @@ class Sender(Client):
             if target.last is not None:
                 missing = max(0, target.last.missing - len(data))
                 self._on_stored(target, msgspec.structs.replace(target.last, missing=missing))
-
-
-def _progress(stored: Stored) -> tuple[object, ...]:
-    """Return the fields that change while a peer makes progress."""
-    return stored.state, stored.manifest, stored.missing, stored.built, stored.step
 
 
 def pusher_name(peers: PeersFile, keys: KeyPair | None) -> str:

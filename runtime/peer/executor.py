@@ -12,8 +12,8 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DeviceLost, EngineError, LsEdgeError
+from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.core.peers_file import EngineKind, PeerConfig
-from ls_edge.core.records import MAX_TEXT
 from ls_edge.device.profile import DeviceProfile
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor, PartFailed

@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import AddressMissing, DeviceLost, LinkError, LsEdgeError, UsageError
 from ls_edge.core.logs import ignore_progress
-from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.core.peers_file import PeerConfig, PeersFile, is_loopback, load_peers
 from ls_edge.device.threads import batch_scheduling
 from ls_edge.engines.engine import Engine

@@ -127,7 +127,7 @@ def test_tables_of_a_run_fit_any_width(width):
 
 
 def test_cells_are_neither_markup_nor_commands():
-    table = PlainTable("[red]\x1b[2J")
+    table = PlainTable(title="[red]\x1b[2J")
     table.add_column("name")
     table.add_row("[/x] \x1b]0;t\x07 :smile:")
     out = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)

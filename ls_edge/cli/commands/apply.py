@@ -80,18 +80,15 @@ def command(
     opened = None if bundle is None else Bundle.open(bundle)
     failure: PushError | None = None
     progress = StepProgress("apply", line_every_s=60)
-
-    def on_change(name: str, state: str, missing: int, total: int) -> None:
-        share = 100 * max(0, total - missing) // max(1, total)
-        progress(share, 100, f"{name}: {state}, {byte_size(missing)} missing")
-
     with Applier(
-        file, current, "previous" if rollback else opened, keys=keys, wait=wait, on_change=on_change, on_warning=warn
+        file, current, "previous" if rollback else opened, keys=keys, wait=wait, on_progress=progress, on_warning=warn
     ) as applier:
         change = applier.look()
+        outages = change.plan.outages.items()
+        why = "; ".join(f"while {name} switches, no peer serves {name_blocks(parts)}" for name, parts in outages)
         if not as_json:
-            _show(change, file, current)
-        if (why := _outage(change)) and not dry_run and not allow_outage:
+            _show(change, file, current, why)
+        if why and not dry_run and not allow_outage:
             raise UsageError(f"{why}; to continue anyway, give --allow-outage")
         is_over = dry_run or (change.is_settled and not change.missing)
         if not is_over and not yes and not (sys.stdin.isatty() and click.confirm("Apply this?", err=True)):
@@ -116,17 +113,10 @@ def command(
         raise SystemExit(DEGRADED)
 
 
-def _outage(change: Change) -> str:
-    """Return why requests may fail during a change, or an empty string."""
-    return "; ".join(
-        f"while {name} switches, no peer serves {name_blocks(parts)}" for name, parts in change.plan.outages.items()
-    )
-
-
-def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
-    """Show the difference between the fleet and the file."""
+def _show(change: Change, new: PeersFile, current: PeersFile, outage: str) -> None:
+    """Show the difference between the fleet and the file, and why requests may fail during the change."""
     if change.plan.steps:
-        table = PlainTable.of("peer", "change", "gains", "loses", ">size")
+        table = PlainTable("peer", "change", "gains", "loses", ">size")
         for step in change.plan.steps:
             gains, loses = (name_blocks(parts) if parts else "" for parts in (step.gained, step.lost))
             table.add_row(step.peer, _KINDS[step.kind], gains, loses, byte_size(change.sends[step.peer]))
@@ -138,7 +128,7 @@ def _show(change: Change, new: PeersFile, current: PeersFile) -> None:
             )
         if any(change.plan.holders.values()):
             always = min(min(counts.values(), default=0) for counts in change.plan.holders.values())
-            click.echo(f"meanwhile every block has at least {counted(always, 'holder')}" if always else _outage(change))
+            click.echo(f"meanwhile every block has at least {counted(always, 'holder')}" if always else outage)
     else:
         click.echo(f"the peers that answer run {new.path}, version {change.version}")
     names = [{entry.name: entry for entry in file.sources} for file in (current, new)]
@@ -164,7 +154,7 @@ def _document(step: Step, change: Change) -> dict[str, object]:
 
 def _print_results(results: Mapping[str, PushResult]) -> None:
     """Print a row for each peer."""
-    table = PlainTable.of("peer", "state", ">parts", ">size", ">sent", "why")
+    table = PlainTable("peer", "state", ">parts", ">size", ">sent", "why")
     for name, one in results.items():
         state = Text(printable(one.state), style=_STYLES.get(one.state, ""))
         sizes = (byte_size(one.bytes), byte_size(one.sent_bytes))

@@ -142,7 +142,7 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 def _print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
     """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
-    table = PlainTable.of("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
+    table = PlainTable("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
     for group in ({**parts, "head": found.head_ms}, wholes):
         for name, times in group.items():

@@ -86,7 +86,7 @@ def _here() -> tuple[str, dict[str, Any], PlainTable]:
     """Check this machine; return the worst status, the JSON, and the table."""
     with open_console(stderr=True).status("checking this machine", spinner="line"):
         findings = examine(check_engines)
-    table = PlainTable.of("", "what", "found", "fix", box=None)
+    table = PlainTable("", "what", "found", "fix", box=None)
     for finding in findings:
         table.add_row(_mark(finding.status), finding.what, finding.detail, finding.fix or "")
     status = worst(findings)
@@ -101,7 +101,7 @@ def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, d
         Observer(file, keys=keys) as observer,
     ):
         found = observer.inspect(wait)
-    table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
+    table = PlainTable("peer", "", "what", "found", "fix", box=None)
     entries: dict[str, dict[str, Any]] = {}
     for name, rows in found.items():
         if isinstance(rows, str):

@@ -145,8 +145,8 @@ def _print(document: PlanDocument) -> None:
     ]
     source = {*ENDS.values()}.difference(*document.placement.values())
     held.append(("source", format_ranges(source) or NOTHING, "1" if source else NOTHING))
-    print_table(PlainTable.of("device", "runs", ">batch", rows=held), console)
-    table = PlainTable.of("", ">latency", ">images / s", ">energy")
+    print_table(PlainTable("device", "runs", ">batch", rows=held), console)
+    table = PlainTable("", ">latency", ">images / s", ">energy")
     table.add_row("plan", *_cells(document.expected))
     for name, expected in document.baselines.items():
         device = f": {next(iter(expected.placement))}" if expected is not None and name == "single" else ""

@@ -142,7 +142,7 @@ def _table(found: Mapping[str, PeerStatus]) -> PlainTable:
     """Return the table, with the column ``why`` if a peer cannot be used."""
     explained = any(status.reason for status in found.values())
     headings = ["peer", "state", "key", "blocks", ">queue", ">credits", ">block", ">latency", "bundle", "engine"]
-    table = PlainTable.of(*headings, *["why"] * explained)
+    table = PlainTable(*headings, *["why"] * explained)
     for name, status in found.items():
         cells: list[str | Text] = [
             name,

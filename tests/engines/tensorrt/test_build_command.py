@@ -147,9 +147,9 @@ def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tin
     )  # fmt: skip
     seen = []
 
-    def on_change(_name, state, _missing, _total):
-        seen.append(state)
-        if state.startswith("building, 0 of 6 engines, block 0") and go.is_fifo():
+    def on_progress(_percent, _total, text):
+        seen.append(text.removeprefix("a: "))
+        if seen[-1].startswith("building, 0 of 6 engines, block 0") and go.is_fifo():
             answers.append(source.submit(images(1)[0]).result(30).record.degraded)
             with go.open("wb"):  # waits until the builder reads
                 go.unlink()
@@ -159,7 +159,7 @@ def test_a_push_builds_engines_while_the_previous_bundle_is_served(tmp_path, tin
         model.doc_string = "changed"
 
     def push(bundle):
-        give(cluster.file, bundle, cluster.secret_key("laptop"), on_change=on_change)
+        give(cluster.file, bundle, cluster.secret_key("laptop"), on_progress=on_progress)
 
     with cluster:
         push(Bundle.open(tiny_bundle))

@@ -105,14 +105,14 @@ def test_empty_peers_are_loaded_change_precision_under_load_and_roll_back(
             assert (found[name].parts, found[name].bytes) == (len(blocks), sizes)
         assert {one.sent_bytes for one in give(peers.file, tiny_bundle, key).values()} == {0}
 
-        def kill_once(name, state, missing, total):
-            if name == "b" and state == "receiving" and 0 < missing < total and not killed.is_set():
+        def kill_once(percent, _total, text):
+            if text.startswith("b: receiving") and 0 < percent < 100 and not killed.is_set():
                 killed.set()
                 peers.kill("b")
                 peers.start("b")
 
         with Load(peers, tiny_bundle, images) as load:
-            assert set(apply(peers, peers.file, half_bundle, on_change=kill_once).values()) == {"active"}
+            assert set(apply(peers, peers.file, half_bundle, on_progress=kill_once).values()) == {"active"}
             done = len(load.answers)
             wait_until(lambda: len(load.answers) > done + 20, what="answers after the change")
         load.assert_whole()

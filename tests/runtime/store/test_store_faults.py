@@ -133,7 +133,7 @@ def test_a_file_that_becomes_shorter_during_a_push_is_named(serve, file, keys, t
     part = bundle / Bundle.open(bundle).manifest.parts.blocks[BLOCKS[0]].file
     serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
     with pytest.raises((DigestMismatch, PushError), match=r"01\.onnx"):  # by the moment at which it is read
-        push(bundle, on_change=lambda *_: part.write_bytes(b"short"))
+        push(bundle, on_progress=lambda *_: part.write_bytes(b"short"))
 
 
 def flip(store, bundle, file=None):
