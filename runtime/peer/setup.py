@@ -51,18 +51,22 @@ class PeerSetup:
     settings: PeerSettings
     bundle: Bundle | None = None
     """The served bundle; None without one."""
+    manifest: Manifest = _NO_MODEL
+    """Manifest of the bundle, or an empty one."""
     newer: tuple[PeersFile, ...] = ()
     """Further files whose processes are accepted during a change of the fleet, the newest first."""
     older: tuple[PeersFile, ...] = ()
 
     def of_model(self, bundle: Bundle | None) -> PeerSetup:
         """Return the setup with a bundle, with ``all`` replaced by its parts; raise an error if they do not fit."""
-        peers, newer, older = self.peers, self.newer, self.older
+        peers, newer, older, manifest = self.peers, self.newer, self.older, _NO_MODEL
         if bundle is not None:
+            manifest = bundle.manifest
             peers = peers.of_model(bundle.num_blocks)
             newer, older = (tuple(one.within(bundle.num_blocks) for one in others) for others in (newer, older))
         peers = peers.accepting(newer, older, name=self.entry.name)
-        return replace(self, peers=peers, entry=peers.peer(self.entry.name), bundle=bundle, newer=(), older=())
+        entry = peers.peer(self.entry.name)
+        return replace(self, peers=peers, entry=entry, bundle=bundle, manifest=manifest, newer=(), older=())
 
     def using(
         self,
@@ -78,8 +82,3 @@ class PeerSetup:
     def engine_kind(self) -> EngineKind:
         """Requested engine."""
         return self.settings.engine or self.entry.engine
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the bundle, or an empty one."""
-        return _NO_MODEL if self.bundle is None else self.bundle.manifest

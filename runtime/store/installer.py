@@ -394,7 +394,8 @@ class Installer:
                     trouble = str(error)
                     log.warning("the store cannot record that the bundle is warm", extra={"why": trouble})
             else:
-                trouble, self._is_settled = "", self._store.is_confirmed
+                record, trouble = self._store.record, ""
+                self._is_settled = record.active == serving and record.trial_starts is None
             if trouble or self._is_settled:
                 self._turn, push = _NO_TURN, self._push
                 if push is not None and push.state is StoreState.SWITCHING and push.manifest == serving:

@@ -76,12 +76,6 @@ class Store(FileStore):
         self.difference = ""
         """Difference between the files on the disk and what is served, by the last :meth:`compare`."""
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether ``store.json`` records that the active bundle was warm."""
-        record = self.record
-        return self._saved and record.trial_starts is None and record.failed != record.active
-
     # The served bundle.
 
     def begin(self) -> None:

@@ -102,7 +102,7 @@ def test_a_file_with_which_the_peer_never_becomes_warm_is_given_up(folder, texts
         assert (store.record.active, store.record.file.version) == (manifest, 0)
         assert "went back to the previous peers.yaml" in store.record.reason
         store.confirm(manifest)
-        assert store.is_confirmed
+        assert store.record.trial_starts is None
         assert store.record.reason, "it stays until that file can be served"
 
 

@@ -156,7 +156,7 @@ def test_a_peer_whose_entry_has_not_changed_serves_on(board, wait_until):
     board.says(Install(offer.manifest))
     wait_until(lambda: board.is_at("active"))
     assert not board.installer.is_switching
-    assert (board.store.record.file.version, board.store.is_confirmed) == (4, True)
+    assert (board.store.record.file.version, board.store.record.trial_starts) == (4, None)
 
 
 @pytest.mark.parametrize("ending", ["another offer", "the pusher leaves"])
@@ -233,7 +233,7 @@ def test_a_trial_ends_when_the_record_says_that_the_bundle_was_warm(board, wait_
     monkeypatch.setattr(board.store, "confirm", refuse)
     board.rules.warm = True
     wait_until(lambda: (board.turn(), not board.installer.is_timed)[1])
-    assert board.store.is_confirmed
+    assert board.store.record.trial_starts is None
     assert next(failures, None) is None
     assert isinstance(board.stored, Stored)
 
@@ -245,4 +245,4 @@ def test_a_bundle_that_is_no_longer_active_is_not_recorded(board, wait_until, ti
     for _ in range(3):
         board.turn()
     assert board.installer.is_timed
-    assert not board.store.is_confirmed
+    assert board.store.record.trial_starts is not None

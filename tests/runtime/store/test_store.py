@@ -182,9 +182,9 @@ def test_the_only_bundle_is_never_given_up(tmp_path, tiny_bundle):
         assert (store.record.active, store.record.previous) == (first, None)
         assert store.open_active() is not None
     assert "there is no previous bundle to go back to: it did not become warm in 3 starts" in store.record.reason
-    assert not store.is_confirmed
+    assert store.record.trial_starts is not None
     store.confirm(first)
-    assert (store.is_confirmed, store.record.reason, store.record.failed) == (True, "", None)
+    assert (store.record.trial_starts, store.record.reason, store.record.failed) == (None, "", None)
     store.close()
 
 
@@ -248,12 +248,12 @@ def test_a_read_only_store_serves_and_is_not_confirmed(small_disk, tiny_bundle):
     assert store.open_active() is not None
     with pytest.raises(BundleError, match="Read-only file system"):
         store.confirm(manifest)
-    assert not store.is_confirmed
+    assert store.record.trial_starts is not None
     with pytest.raises(BundleError, match="Read-only file system"):
         store.want("0" * 64, 10, lambda _: BLOCKS)
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     store.confirm(manifest)
-    assert store.is_confirmed
+    assert store.record.trial_starts is None
     store.close()
 
 
