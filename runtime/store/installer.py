@@ -10,9 +10,10 @@ switch, in which all links end. ``PROTOCOL.md`` describes the messages.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -27,8 +28,10 @@ from ls_edge.core.text import one_line
 from ls_edge.runtime.change.record import AppliedFile, StoreRecord
 from ls_edge.runtime.protocol.messages import (
     DIGEST_BYTES,
+    MAX_BEHIND,
     MAX_CHUNK,
     Chunk,
+    FileVersion,
     Install,
     Message,
     Offer,
@@ -38,7 +41,7 @@ from ls_edge.runtime.protocol.messages import (
     Want,
 )
 from ls_edge.runtime.routing.peer.peer_rules import PeerMachine
-from ls_edge.runtime.store.announced import AnnouncedFiles
+from ls_edge.runtime.routing.state.neighbors import Neighbor
 from ls_edge.runtime.store.jobs import AGAIN_S, Course, Fleet, StoreThread
 from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
@@ -138,6 +141,50 @@ class _Push:
             length = min(MAX_CHUNK, size - self.asked)
             yield Want(bytes.fromhex(digest), self.asked, length)
             self.asked += length
+
+
+class AnnouncedFiles:
+    """Files of this peer and of its neighbors."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self.neighbors: Iterable[Neighbor] = ()
+        """Neighbors whose files are compared."""
+        self._store, self._fleet = store, fleet
+
+    @property
+    def own(self) -> tuple[FileVersion, ...]:
+        """Applied file, and the other files whose processes are accepted."""
+        record = self._store.record
+        if record.file is None:
+            return (FileVersion(0, hashlib.sha256(self._fleet.given).digest()),)
+        return tuple(FileVersion(file.version, bytes.fromhex(file.digest)) for file in (record.file, *record.accepts))
+
+    def content(self, digest: bytes) -> bytes:
+        """Return the content of a file of :attr:`own`; empty for any other digest."""
+        if all(file.digest != digest for file in self.own):
+            return b""
+        return self._fleet.given if self._store.record.file is None else self._store.read_raw(digest.hex())
+
+    def behind(self, file: AppliedFile) -> tuple[str, ...]:
+        """Return the linked sources that have not announced a file."""
+        digest = bytes.fromhex(file.digest)
+        sources = (neighbor.hello for neighbor in self.neighbors if neighbor.hello.role == "source")
+        late = [hello.name for hello in sources if all(other.digest != digest for other in hello.files)]
+        return tuple(sorted(late)[:MAX_BEHIND])
+
+    def newer_elsewhere(self) -> str:
+        """Name the neighbors with a newer file, which this peer missed while it was away; empty if there are none."""
+        known = self.own
+        peers = (neighbor.hello for neighbor in self.neighbors if neighbor.hello.role == "peer")
+        newer = {
+            hello.name: hello.files[0].version
+            for hello in peers
+            if hello.files and hello.files[0].version > known[0].version and hello.files[0] not in known
+        }
+        if not newer:
+            return ""
+        runs = f"version {max(newer.values())} of peers.yaml, this peer {known[0].version}"
+        return f"{', '.join(sorted(newer))} have {runs}; run 'ls-edge apply' again"
 
 
 class Installer:
