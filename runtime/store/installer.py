@@ -75,6 +75,7 @@ TRANSITIONS: Mapping[tuple[StoreState, Event], StoreState] = {
     (StoreState.ACTIVE, "failed"): StoreState.FAILED,  # the end of the change cannot be recorded
 }
 """The state of a push that follows each event; a new offer begins another push."""
+_WITH_PROGRESS = (StoreState.BUILDING, StoreState.SWITCHING)
 
 
 @dataclass(eq=False)
@@ -101,6 +102,7 @@ class _Push:
     behind: tuple[str, ...] = ()
     """Linked sources that have not announced the offered ``peers.yaml``."""
     progress: tuple[int, int, str] = NO_PROGRESS
+    """Progress of the engines that was reported."""
     ends: bool = False
     """Whether the pusher has asked for the end of the change."""
 
@@ -297,10 +299,9 @@ class Installer:
                     log.warning("the store failed", extra={"why": str(end)})
         if (push := self._push) is not None:
             behind = () if push.applied is None else self.files.behind(push.applied)
-            is_shown = push.state in (StoreState.BUILDING, StoreState.SWITCHING)
-            progress = self.progress if is_shown else NO_PROGRESS
-            if (behind, progress) != (push.behind, push.progress):
-                push.behind, push.progress = behind, progress
+            has_news = push.state in _WITH_PROGRESS and push.progress != self.progress
+            if has_news or push.behind != behind:
+                push.behind, push.progress = behind, self.progress
                 self._report(push.pusher)
 
     # The courses.
@@ -472,7 +473,7 @@ class Installer:
                 push.wanted.size,
                 max(0, sum(size for _, size in push.wanted.missing) - push.written),
                 push.reason,
-                *push.progress,
+                *(self.progress if push.state in _WITH_PROGRESS else NO_PROGRESS),
                 push.behind,
             )
         elif other := self._other_holder(pusher):
