@@ -61,10 +61,6 @@ GROUPS = {
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
-class _Interrupted(BaseException):
-    """Ctrl-C or SIGTERM, hidden from click, which would print an empty line."""
-
-
 class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -79,8 +75,8 @@ class _LazyGroup(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
+        except KeyboardInterrupt:  # for which click would print an empty line
+            raise click.Abort from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for title, commands in GROUPS.items():
@@ -121,7 +117,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
             message = unknown_name("option", error.option_name, error.possibilities or ())
         _fail(f"{message}{' See' if message.endswith('?') else '; see'} '{where} --help'", error.exit_code)
-    except (KeyboardInterrupt, _Interrupted, click.Abort):
+    except (KeyboardInterrupt, click.Abort):
         _fail(interrupts.word(), interrupts.exit_code())
     except BrokenPipeError:
         sys.stderr.close()

@@ -235,7 +235,7 @@ class PeersFile(PeersDocument, frozen=True, kw_only=True):
         Raise :class:`ConfigError` if a peer lists a block that the model lacks.
         """
         for peer in self.peers:
-            last = max(peer.blocks.numbered, default=-1)
+            last = max(set(peer.blocks.of_model(blocks)) - ENDS.keys(), default=-1)
             if last >= blocks:
                 problem = f"peer {peer.name!r} lists block {last}, but the bundle has blocks 0 to {blocks - 1}"
                 raise self.error(peer, "blocks", problem)

@@ -41,7 +41,12 @@ class PlainTable(Table):
         super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
         for heading in headings:
             name = heading.removeprefix(">")
-            self.add_column(name, justify="left" if name == heading else "right", no_wrap=name != heading)
+            self.add_column(
+                name,
+                justify="left" if name == heading else "right",
+                no_wrap=name != heading,
+                overflow="fold",
+            )
         for cells in rows:
             self.add_row(*cells)
 
@@ -49,15 +54,11 @@ class PlainTable(Table):
     def of_facts(cls, facts: Iterable[tuple[str, RenderableType]]) -> PlainTable:
         """Return a table of names and their values, without headings."""
         table = cls(show_header=False)
-        table.add_column("", style="dim", no_wrap=True)
-        table.add_column("")
+        table.add_column("", style="dim", no_wrap=True, overflow="fold")
+        table.add_column("", overflow="fold")
         for fact in facts:
             table.add_row(*fact)
         return table
-
-    def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
-        """Add a column that folds long words instead of truncating them."""
-        super().add_column(header, *arguments, **{"overflow": "fold", **options})
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """Add a row."""

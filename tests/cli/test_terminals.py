@@ -127,8 +127,7 @@ def test_tables_of_a_run_fit_any_width(width):
 
 
 def test_cells_are_neither_markup_nor_commands():
-    table = PlainTable(title="[red]\x1b[2J")
-    table.add_column("name")
+    table = PlainTable("name", title="[red]\x1b[2J")
     table.add_row("[/x] \x1b]0;t\x07 :smile:")
     out = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     print_table(table, out)
