@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -130,17 +130,19 @@ class Applier(Sender):
         self._model_id = model.manifest.model_id
         if self._rolls_back and all(self._wanted(name) in (b"", self._active(name)) for name in welcomes):
             raise UsageError("no peer can return to a previous bundle; give --bundle to apply one")
+        others = {name: one.model_id for name, one in welcomes.items() if one.model_id not in ("", self._model_id)}
         self._plan = plan_change(
             {name: welcome.blocks for name, welcome in welcomes.items()},
             goals,
-            [name for name, welcome in welcomes.items() if welcome.model_id not in ("", self._model_id)],
+            others,
         )
+        theirs, ours = ", ".join(sorted(map(short_id, set(others.values())))), short_id(self._model_id)
         return Change(
             self._plan,
             version,
             {name: why for name, why in missing.items() if name in listed},
             {step.peer: self._size_of(step, welcomes[step.peer]) for step in self._plan.steps},
-            self._other_model(model, welcomes.values()),
+            f"the peers serve another model ({theirs}) than this bundle ({ours})" if others else "",
             not self._plan.steps and all(welcome.files == (self._file,) for welcome in welcomes.values()),
         )
 
@@ -197,14 +199,6 @@ class Applier(Sender):
             pauses=is_bundle_new or is_entry_new or self._new.heartbeat != self._current.heartbeat,
             is_reached=own == self._file and not is_bundle_new,
         )
-
-    @staticmethod
-    def _other_model(bundle: Bundle, welcomes: Iterable[Welcome]) -> str:
-        """Return an explanation if peers serve another model than a bundle has; else an empty string."""
-        others = {welcome.model_id for welcome in welcomes} - {"", bundle.manifest.model_id}
-        theirs = ", ".join(sorted(map(short_id, others)))
-        ours = short_id(bundle.manifest.model_id)
-        return f"the peers serve another model ({theirs}) than this bundle ({ours})" if others else ""
 
     def _wanted(self, name: str) -> bytes:
         """Return the SHA-256 of the manifest of the bundle that a peer should serve; empty if there is none.

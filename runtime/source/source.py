@@ -27,7 +27,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import LinkError, SourceClosed, UsageError
 from ls_edge.core.parts import ENDS
-from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.peers_file import PeersFile, check_name, load_peers
 from ls_edge.core.records import AuditSummary, PeerEvent
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.clients.fetching import fetch_model
@@ -79,6 +79,7 @@ class Source(Closing):
         self.settings = settings or Settings()
         default = f"source-{secrets.token_hex(4)}"
         self.name = source_name(peers, keys, default) if name is None else _checked_name(name)
+        check_name(self.name)
         peers.check_codecs(codec_of)
         self.preprocess: Callable[..., Any]
         """Function that turns an image into an input of :meth:`submit`: an array for the stem, or an encoded image."""
