@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -369,24 +371,28 @@ class Installer:
         push.written = push.received = push.asked = began_at
         push.pieces, push.last, push.tries = [], time.monotonic(), 0
         self._report(push.pusher)
-        while push.written < size:
+        writes = deque[tuple[int, Future[None]]]()
+        while push is self._push:
+            try:
+                while writes and writes[0][1].done():
+                    end, write = writes.popleft()
+                    write.result()
+                    push.written = end
+            except LsEdgeError:
+                if not began_at:
+                    raise
+                return False
+            if push.written == size:
+                return True
             is_busy = self._machine is not None and bool(self._machine.held)
             for want in push.wants(MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW)):
                 self._send(push.pusher, want)
-            data, push.pieces = b"".join(push.pieces), []
-            if data:
-                try:
-                    yield from self._thread.do(partial(self._store.write, digest, size, push.written, data))
-                except LsEdgeError:
-                    if not began_at:
-                        raise
-                    return False
-                push.written += len(data)
-            else:
-                yield
-            if push is not self._push:
-                return False
-        return True
+            if data := b"".join(push.pieces):
+                job = partial(self._store.write, digest, size, push.received - len(data), data)
+                writes.append((push.received, self._thread.submit(job)))
+                push.pieces = []
+            yield
+        return False
 
     def _install(self, push: _Push) -> Course[None]:
         """Build the engines of a complete bundle, and switch to it when the pusher says so."""

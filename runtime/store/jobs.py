@@ -53,7 +53,14 @@ class StoreThread:
         self._worker: Worker[None] = Worker(f"store of {name}", self.wake, niceness=_NICENESS)
 
     def do(self, job: Callable[[], T]) -> Course[T]:
-        """Run a job; return its result, or raise its error as a :class:`LsEdgeError`."""
+        """Run a job; return its result, or raise its error."""
+        result = self.submit(job)
+        while not result.done():
+            yield
+        return result.result()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queue a job, and return the future of its result; all errors are a :class:`LsEdgeError`."""
         result = Future[T]()
 
         def run() -> None:
@@ -65,9 +72,7 @@ class StoreThread:
                 result.set_exception(BundleError(f"the store failed: {error}; apply again"))
 
         self._worker.submit(run)
-        while not result.done():
-            yield
-        return result.result()
+        return result
 
     def wake(self) -> None:
         """Wake the thread of the links; any thread may call it."""
