@@ -274,15 +274,10 @@ def build_engines(
     kind, names = settings.get("kind", "auto"), list(parts)
     if kind == "onnx" or settings.get("provider") not in (None, "auto") or not names:
         return
-    try:
-        _tensorrt_for(bundle, build_target if kind == "tensorrt" else this_device)
-    except EngineError:
-        if kind == "tensorrt":
-            raise
-        return
-    options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
     with contextlib.ExitStack() as stack:
         try:
+            _tensorrt_for(bundle, build_target if kind == "tensorrt" else this_device)
+            options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
             workspace = None
             if not is_rtx(tensorrt_module()):  # which also builds where nothing can run
                 workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)
@@ -298,7 +293,8 @@ def build_engines(
         except EngineError as error:
             if kind == "tensorrt":
                 raise
-            log.warning("no engines are built", extra={"why": _reason(error)})
+            if hardware.has_nvidia():  # elsewhere, ONNX Runtime is the choice
+                log.warning("no engines are built", extra={"why": _reason(error)})
 
 
 def _workspace(choice: EngineChoice, bundle: Bundle, options: EngineOptions) -> CudaWorkspace | None:

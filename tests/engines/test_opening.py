@@ -13,7 +13,15 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, DigestMismatch, EngineError, UsageError
 from ls_edge.device import hardware
 from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine, open_parts, usable_threads
+from ls_edge.engines.opening import (
+    announce,
+    build_engines,
+    choose,
+    open_block_engines,
+    open_engine,
+    open_parts,
+    usable_threads,
+)
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA
 from tests.engines.reference import ORDER, close, plain, tokens
@@ -103,12 +111,16 @@ def test_auto_chooses_cuda_and_reports_why_it_was_rejected(bundle, ort, caplog):
     assert str(choice) == f"onnx {CPU} (not {choice.passed_over[0]})"
 
 
-def test_auto_chooses_onnxruntime_for_a_dynamic_int8_bundle(tiny_bundle):
-    bundle = Bundle.open(tiny_bundle)
-    manifest = msgspec.structs.replace(bundle.manifest, verified={"int8": "dynamic"})
-    choice = choose(Bundle(bundle.folder, manifest))
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_auto_chooses_onnxruntime_for_a_dynamic_int8_bundle(tiny_bundle, monkeypatch, caplog, nvidia):
+    opened = Bundle.open(tiny_bundle)
+    bundle = Bundle(opened.folder, msgspec.structs.replace(opened.manifest, verified={"int8": "dynamic"}))
+    choice = choose(bundle)
     assert choice.kind == "onnx"
     assert any(why.startswith("tensorrt: the bundle's int8 is dynamic, export it with") for why in choice.passed_over)
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: nvidia)
+    assert not list(build_engines(bundle, ["block 0"]))
+    assert [record.message for record in caplog.records] == ["no engines are built"] * nvidia  # why a GPU has none
 
 
 def test_the_sessions_of_a_peer_divide_its_gpu_memory(bundle, ort):
