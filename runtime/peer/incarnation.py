@@ -93,6 +93,8 @@ class Incarnation:
         self._decoder: Decoder | None = None
         with batch_scheduling():
             self.node = self._new_node()
+            if setup.settings.examine is not None:  # now: later, the limit of threads may be reached
+                self._inspector = Inspector(setup.settings.examine, self._measure, self.node.send_to, self.node.wake)
             if STEM in self._greeting.blocks:
                 from ls_edge.runtime.peer.decoder import Decoder
 
@@ -159,10 +161,7 @@ class Incarnation:
             events = f"\n{text_of(self.machine.recent)}".encode()[-MAX_DOCUMENT:]
             self.node.send_to(name, Findings((), events.partition(b"\n")[2]))  # without a line that is cut
         else:
-            if self._inspector is None:
-                assert self.setup.settings.examine is not None
-                examine, node = self.setup.settings.examine, self.node
-                self._inspector = Inspector(examine, self._measure, node.send_to, node.wake)
+            assert self._inspector is not None
             self._inspector.ask(name, asked.measure_ms)
 
     def _measure(self, seconds: float) -> bytes:

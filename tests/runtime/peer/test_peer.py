@@ -10,7 +10,10 @@ import pytest
 import yaml
 
 from ls_edge.core.errors import EngineError, LsEdgeError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.peer.peer import TRANSITIONS, Outcome, Peer, Phase
+from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.source.source import Source
 from tests.faults.own_network import in_own_network, needs_own_network
 
@@ -28,6 +31,17 @@ def test_a_peer_that_is_stopped_before_it_serves_leaves(write_peers, tiny_bundle
     peer.stop()
     peer.serve()
     assert not peer.machine.held
+
+
+def test_a_peer_is_checked_where_no_more_threads_can_be_started(
+    write_peers, tiny_bundle, serve, wait_until, monkeypatch
+):
+    path, rows = write_peers({"a": range(6)}), (FindingRow("warn", "threads", "none left"),)
+    peer = serve(Peer.open(path, "a", tiny_bundle, examine=lambda: rows))
+    wait_until(lambda: peer.snapshot.warm)
+    monkeypatch.setattr(threading.Thread, "start", None)
+    with Observer(load_peers(path)) as observer:
+        assert observer.inspect(20.0) == {"a": rows}
 
 
 @needs_own_network
