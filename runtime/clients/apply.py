@@ -56,7 +56,7 @@ class Change:
     other_model: str
     """Explanation if the peers serve another model than the bundle; else empty."""
     is_settled: bool
-    """Whether every peer that answers matches the file, and accepts no processes of other files."""
+    """Whether every peer that answers matches the file, accepts no processes of other files, and has no trouble."""
 
 
 class Applier(Sender):
@@ -143,7 +143,7 @@ class Applier(Sender):
             {name: why for name, why in missing.items() if name in listed},
             {step.peer: self._size_of(step, welcomes[step.peer]) for step in self._plan.steps},
             f"the peers serve another model ({theirs}) than this bundle ({ours})" if others else "",
-            not self._plan.steps and all(welcome.files == (self._file,) for welcome in welcomes.values()),
+            not self._plan.steps and all(one.files == (self._file,) and not one.note for one in welcomes.values()),
         )
 
     def apply(self, change: Change) -> None:

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ls_edge.core.errors import BundleError, LsEdgeError, UsageError
+from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 from ls_edge.core.files import MAX_BYTES
 from ls_edge.core.peer_reports import MAX_TEXT
 from ls_edge.core.text import one_line
@@ -222,12 +222,10 @@ class Installer:
     @property
     def note(self) -> str | UnsetType:
         """Note for HELLO: the reason why the peer does not serve all of its parts."""
-        differs = "" if self._push is not None else self._store.difference
+        differs = self._store.difference if self._push is None else ""
         if self._push is None and time.monotonic() > self._compare_at:
             self._compare_at = time.monotonic() + COMPARE_S
             self._courses.append(self._thread.do(self._store.compare))
-        if differs:
-            differs = f"its store is not what it serves from memory ({differs}); check the disk, then apply again"
         reason = self._store.record.reason or self.lacking or differs or self.files.newer_elsewhere()
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
@@ -331,17 +329,17 @@ class Installer:
             if push is not self._push:
                 raise
             push.on("failed", str(error))
-            extra = {"peer": push.pusher, "bundle": push.wanted.shown_id, "why": push.reason}
-            log.warning("a push failed", extra=extra)
+            log.warning(
+                "a push failed", extra={"peer": push.pusher, "bundle": push.wanted.shown_id, "why": push.reason}
+            )
             self._report(push.pusher)
 
     def _receive(self, push: _Push) -> Course[None]:
         """Receive the missing files, verify all of them, and decide whether there is anything to install."""
-        offer, file, record_file = push.offer, push.applied, None
+        offer, file = push.offer, push.applied
         if offer.file_size > MAX_BYTES:
             raise UsageError(f"the offered peers.yaml has {offer.file_size} bytes, at most {MAX_BYTES} are read")
-        if file is not None:
-            record_file = file.digest, offer.file_size
+        record_file = None if file is None else (file.digest, offer.file_size)
         want = partial(
             self._store.want, push.manifest, offer.size, lambda it: self._fleet.entry_in(file, it).blocks, record_file
         )
@@ -378,7 +376,7 @@ class Installer:
                     end, write = writes.popleft()
                     write.result()
                     push.written = end
-            except LsEdgeError:
+            except DigestMismatch:
                 if not began_at:
                     raise
                 return False
@@ -396,8 +394,7 @@ class Installer:
 
     def _install(self, push: _Push) -> Course[None]:
         """Build the engines of a complete bundle, and switch to it when the pusher says so."""
-        use = yield from self._thread.do(partial(self._build, push))
-        use()
+        (yield from self._thread.do(partial(self._build, push)))()
         extra = {"peer": push.pusher, "bundle": push.wanted.shown_id}
         if push is self._push:
             push.on("built", push.reason)
@@ -425,7 +422,7 @@ class Installer:
         """
         self.progress = NO_PROGRESS
         for _ in self._fleet.build(self._store.open(push.manifest), push.applied, self.show_progress):
-            if self._push is not None and self._push.offer != push.offer:
+            if (now := self._push) is not None and now.offer != push.offer:  # read once: links end on another thread
                 raise BundleError("another bundle was offered")
         if push.applied is None:
             return lambda: False

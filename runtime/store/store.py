@@ -74,7 +74,7 @@ class Store(FileStore):
         self.record = self._read()
         """Record of the served bundle and of the last switch."""
         self.difference = ""
-        """Difference between the files on the disk and what is served, by the last :meth:`compare`."""
+        """How the files on the disk differ from what is served, with advice, by the last :meth:`compare`; or empty."""
 
     # The served bundle.
 
@@ -190,9 +190,12 @@ class Store(FileStore):
                         difference = f"the file of {part_name(part)} is cut off"
         except OSError as error:
             difference = f"{error.strerror}: {error.filename}"
-        except (LsEdgeError, InvalidDocument) as error:
+        except InvalidDocument as error:
+            difference = f"{self._path.name}{error}"
+        except LsEdgeError as error:
             difference = str(error)
-        self.difference = difference
+        text = f"its store is not what it serves from memory ({difference}); check the disk, then apply again"
+        self.difference = difference and text
 
     def drop_damaged(self) -> bool:
         """Remove the damaged parts of the served bundle; return whether there were any and others are left."""
@@ -219,7 +222,8 @@ class Store(FileStore):
         """
         try:
             self._make_folder()
-            if not self._path.exists() and self.record.active is not None:  # the folder was removed
+            self.compare()
+            if self.difference:  # the folder was removed, for example
                 self._saved = False
                 self.change(lambda record: record)
             if not self._holds(manifest):
@@ -236,6 +240,7 @@ class Store(FileStore):
             missing = [(digest, size) for digest, size in sizes.items() if not self._holds(digest)]
             self._collect({manifest, *sizes, *(() if file is None else (file[0],))})
             self._require_space(missing)
+            self.compare()
         except OSError as error:
             raise self._disk_error(error) from None
         return Wanted(tuple(missing), len(sizes), sum(sizes.values()), short_id(bundle.manifest.bundle_id))

@@ -17,13 +17,10 @@ from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
 from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.core.peers_file import HeldParts
 from ls_edge.runtime.change.record import TRIAL_STARTS
+from ls_edge.runtime.store.files import digest_of
 from ls_edge.runtime.store.store import Store
 
 BLOCKS = (1, 4)
-
-
-def digest_of(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def fill(store, bundle, check=lambda _: BLOCKS):
@@ -221,10 +218,14 @@ def test_a_damaged_bundle_is_given_up_only_for_a_complete_one(store, tiny_bundle
     assert json.loads((store.folder / "store.json").read_text())["active"] == first
 
 
-def test_a_removed_store_is_created_again(store, tiny_bundle, tmp_path):
+def test_a_removed_or_garbled_store_is_written_again(store, tiny_bundle):
     manifest, _ = fill(store, tiny_bundle)
     store.switch(manifest)
-    store.confirm(manifest)
+    (store.folder / "store.json").write_text("{")
+    store.compare()
+    assert "(store.json:1:2: not JSON, " in store.difference
+    fill(store, tiny_bundle)
+    assert (json.loads((store.folder / "store.json").read_text())["active"], store.difference) == (manifest, "")
     shutil.rmtree(store.folder)
     with pytest.raises(BundleError, match="missing or damaged"):
         store.switch(hashlib.sha256(b"another").hexdigest())

@@ -9,6 +9,7 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DigestMismatch
+from ls_edge.runtime.clients.apply import Applier
 from ls_edge.runtime.clients.sender import PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -231,30 +232,13 @@ def test_a_flipped_bit_in_a_block_costs_only_that_block(fleet, tiny_bundle):
         assert (found.blocks, found.reason) == (BLOCKS, None)
 
 
-@pytest.fixture
-def ls_edge_status():
-    """Entry of the peer in ``ls-edge status --json``."""
-    import subprocess
-    import sys
-
-    def ask(peers):
-        status_of(peers, "cold")
-        words = ["--peers", peers.path, "--secret-key", peers.secret_key("laptop"), "--json"]
-        command = [sys.executable, "-m", "ls_edge", "status", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1, done.stderr
-        return json.loads(done.stdout)["peers"]["a"]
-
-    return ask
-
-
-def test_a_peer_with_a_garbled_record_takes_a_push(fleet, tiny_bundle, ls_edge_status):
+def test_a_peer_with_a_garbled_record_takes_a_push(fleet, tiny_bundle):
     with fleet() as peers:
         push_to(peers, tiny_bundle)
         peers.terminate("a")
         (peers.store("a") / "store.json").write_text('{"active": ')
         peers.start("a")
-        assert "store.json:1:12: not JSON" in ls_edge_status(peers)["reason"]
+        assert "store.json:1:12: not JSON" in status_of(peers, "cold").reason
         push_to(peers, tiny_bundle)
         assert status_of(peers).reason is None
 
@@ -268,6 +252,10 @@ def test_a_peer_survives_the_removal_of_its_store(fleet, tiny_bundle, half_bundl
         found = status_of(peers)
         assert found.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
         assert found.reason.startswith("its store is not what it serves from memory (No such file or directory: ")
+        with Applier(
+            peers.file, peers.file, Bundle.open(tiny_bundle), keys=load_secret(peers.secret_key("laptop"))
+        ) as applier:
+            assert not applier.look().is_settled
         push_to(peers, tiny_bundle)
         assert status_of(peers).reason is None
         assert len(list((store / "files").iterdir())) == 2 + len(BLOCKS)
