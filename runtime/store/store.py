@@ -74,7 +74,7 @@ class Store(FileStore):
         self.record = self._read()
         """Record of the served bundle and of the last switch."""
         self.difference = ""
-        """How the files on the disk differ from what is served, with advice, by the last :meth:`compare`; or empty."""
+        """Difference, with advice, between disk and memory, by the last :meth:`compare`; empty if there is none."""
 
     # The served bundle.
 
