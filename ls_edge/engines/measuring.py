@@ -127,11 +127,17 @@ def _slowdown(chains: Sequence[float]) -> float:
     return round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
 
 
-def reference_outputs(bundle: Bundle, run: Callable[[Sequence[int], np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
-    """Return some output values of each part and of the whole chain, on noise that is the same on every machine."""
-    parts, image, tokens = (STEM, *range(bundle.num_blocks), HEAD), noise_images(bundle, 1), noise_tokens(bundle, 1)
-    outputs = {part_name(part): run((part,), image if part == STEM else tokens) for part in parts}
-    outputs["chain"] = run(parts, image)
+def reference_outputs(
+    bundle: Bundle, run: Callable[[Sequence[int], np.ndarray, np.ndarray | None], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return some output values of each part and of the whole chain, on noise that is the same on every machine.
+
+    Blocks that take a slot run in the one that has their index.
+    """
+    image, tokens, blocks = noise_images(bundle, 1), noise_tokens(bundle, 1), range(bundle.num_blocks)
+    outputs = {"stem": run((STEM,), image, None)}
+    outputs |= {part_name(block): run((block,), tokens, np.array([block])) for block in blocks}
+    outputs |= {"head": run((HEAD,), tokens, None), "chain": run((STEM, *blocks, HEAD), image, None)}
     return {name: sample(found) for name, found in outputs.items()}
 
 

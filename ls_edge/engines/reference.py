@@ -6,6 +6,8 @@ vision transformers wrong (NVIDIA/TensorRT issues 4558 and 4723), which nothing 
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from ls_edge.core.bundle import Bundle, Manifest
@@ -51,18 +53,27 @@ def limit_of(manifest: Manifest) -> float:
 
 
 def check_engine(bundle: Bundle, engine: Engine, largest: int = 2) -> None:
-    """Run an engine on noise, alone and in batches; raise :class:`EngineError` if a bundle's reference differs."""
-    wanted = bundle.manifest.verified.get("outputs", {}).get("chain" if engine.part == "whole" else engine.part)
+    """Run an engine on noise, alone and in batches; raise :class:`EngineError` if a bundle's reference differs.
+
+    If several blocks share the engine, it runs in the slot of each.
+    """
+    outputs, parts = bundle.manifest.verified.get("outputs", {}), dict(bundle.manifest.part_names())
+    known = outputs | {"whole": outputs.get("chain")}
+    names = [name for name, part in parts.items() if part == parts.get(engine.part)] or [engine.part]
     first, *slot = engine.signature.inputs
+    turn = itertools.cycle(names)
     # The second run may launch a graph, whose result must not be what the first one left in memory.
-    for batch, sign in ((1, -1), (1, 1), (2, 1), (largest, 1)):
+    for batch, sign in ((1, -1), (1, 1), (2, 1), *[(largest, 1)] * (1 + len(names) // largest)):
         noise = sign * (noise_images if engine.part in ("stem", "whole") else noise_tokens)(bundle, 1)
-        inputs = {first.name: np.repeat(noise, batch, axis=0)} | {t.name: np.zeros(batch, np.int64) for t in slot}
-        rows = engine.run(inputs)
-        for row in rows if sign > 0 and wanted is not None else ():
-            error = relative_error(sample(row), np.asarray(wanted))
+        rows = list(itertools.islice(turn, batch))
+        inputs = {first.name: np.repeat(noise, batch, axis=0)}
+        inputs |= {tensor.name: np.array([int(name.split()[1]) for name in rows]) for tensor in slot}
+        for name, row in zip(rows, engine.run(inputs), strict=True):
+            if sign < 0 or known.get(name) is None:
+                continue
+            error = relative_error(sample(row), np.asarray(known[name]))
             if not error <= limit_of(bundle.manifest):
                 raise EngineError(
-                    f"{engine.part} computes wrong values on {engine.provider}: a relative error of {error:.2g} in a "
+                    f"{name} computes wrong values on {engine.provider}: a relative error of {error:.2g} in a "
                     f"batch of {batch}, at most {limit_of(bundle.manifest):g} is due to rounding; use --engine onnx"
                 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import signature_of
@@ -122,16 +123,19 @@ def test_single_images_and_batches_run_in_the_profile_that_is_tuned_for_them(bun
 
 
 class Wrong:
-    """A session of the double whose results are wrong: always, or only for batches."""
+    """A session of the double whose results are wrong: always, only for batches, or only in a slot."""
 
-    def __init__(self, session, least):
-        self._session, self._least = session, least
+    def __init__(self, session, least, slot=None):
+        self._session, self._least, self._slot = session, least, slot
 
     def __getattr__(self, name):
         return getattr(self._session, name)
 
     def run(self, names, given):
         outputs = self._session.run(names, given)
+        if self._slot is not None:
+            wrong = np.where(given["slot"] == self._slot, -1, 1)[:, None, None]
+            return [output * wrong.astype(output.dtype) for output in outputs]
         return [-output if len(output) >= self._least else output for output in outputs]
 
 
@@ -149,6 +153,14 @@ def test_an_engine_that_computes_wrong_values_is_not_used(bundle, gpu, doubles, 
     assert engine.provider == "CPUExecutionProvider"
     assert [record.why for record in caplog.records if record.message == "engine does not open"]
     engine.close()
+
+
+@pytest.mark.parametrize("slot", [0, 3])
+def test_a_shared_block_is_compared_in_each_slot(shared_bundle, gpu, doubles, monkeypatch, slot):
+    right = doubles._session
+    monkeypatch.setattr(doubles, "_session", lambda raw: Wrong(right(raw), 1, slot))
+    with pytest.raises(EngineError, match=rf"^block {slot} computes wrong values"):
+        open_engine(Bundle.open(shared_bundle), "block 0", kind="tensorrt")
 
 
 def test_right_engines_are_compared_again_by_verify(bundle, gpu):
