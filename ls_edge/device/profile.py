@@ -64,7 +64,7 @@ class PartLoad(msgspec.Struct, frozen=True):
     built: bool
     file_bytes: int
     resident_bytes: int | None
-    """Growth of the process's memory, excluding the memory of a graphics card."""
+    """Memory of the process that the part takes, excluding the memory of a graphics card."""
 
     @property
     def taken_bytes(self) -> int:

@@ -28,6 +28,7 @@ from ls_edge.engines.executor import Executor
 from ls_edge.engines.measuring import library_of, resident_bytes, taken_bytes, time_batch, time_blocks
 from ls_edge.engines.opening import OnStep, usable_threads
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.providers import CPU
 
 _PACKAGES = ("ls-edge", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "pyzmq")
 
@@ -148,8 +149,10 @@ def profile_blocks(
         part_name(part): bundle.part(part_name(part)).bytes * (owners.setdefault(id(one), part) == part)
         for part, one in executor.engines.items()
     }
+    on_cpu = engine.provider == CPU
+    memory = {name: sum(bundle.memory_of([name])) if size and on_cpu else size for name, size in sizes.items()}
     workspace, free = executor.workspace, device.facts.available_bytes
-    taken = taken_bytes(sum(sizes.values()), None, workspace)
+    taken = taken_bytes(sum(memory.values()), None, workspace)
     if free is not None and (workspace is None or workspace.cuda.is_integrated()):
         free += taken
     return _document(
@@ -162,7 +165,7 @@ def profile_blocks(
         provider=engine.provider,
         threads=getattr(engine, "threads", 1),
         batch=timed,
-        parts=[PartLoad(name, 0.0, False, size, None) for name, size in sizes.items()],
+        parts=[PartLoad(name, 0.0, False, size, memory[name]) for name, size in sizes.items()],
         memory_bytes=taken,
         energy_mj_per_image=None,
     )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.device import hardware
 from ls_edge.device.sensors import Sensors
@@ -98,8 +99,12 @@ def test_memory_of_the_gpu_counts_once(bundle, tmp_path, gpu, integrated, monkey
         gpu.free("device", address)
 
 
-def test_the_engines_of_a_running_peer_count_as_available_memory_and_each_only_once(bundle, tmp_path, monkeypatch):
-    """Two of three blocks share an engine; a plan replaces all of them."""
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_engines_of_a_running_peer_count_as_available_memory_and_each_only_once(
+    bundle, half_bundle, tmp_path, monkeypatch, precision
+):
+    """Two of three blocks share an engine; a plan replaces all of them. A CPU keeps fp16 as float32."""
+    bundle = bundle if precision == "fp32" else Bundle.open(half_bundle)
     monkeypatch.setattr(hardware, "memory_gib", lambda: (2.0, 1.0))
     engines = open_block_engines(bundle, [1, 2], threads=1)
     executor = Executor({**engines, 3: engines[2]})
@@ -113,7 +118,9 @@ def test_the_engines_of_a_running_peer_count_as_available_memory_and_each_only_o
     )
     taken = [bundle.part("block 1").bytes, bundle.part("block 2").bytes, 0]
     assert [part.file_bytes for part in found.parts] == taken
-    assert (found.memory_bytes, found.device.available_bytes) == (sum(taken), 2**30 + sum(taken))
+    memory = sum(taken) * (2 if precision == "fp16" else 1)
+    assert sum(part.taken_bytes for part in found.parts) == found.memory_bytes == memory
+    assert found.device.available_bytes == 2**30 + memory
 
 
 def test_invalid_arguments_are_refused(bundle):
