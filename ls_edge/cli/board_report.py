@@ -7,7 +7,6 @@ section has a time limit; when it ends, the processes of the section are killed 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -26,6 +25,7 @@ from ls_edge.core.errors import LinkError, LsEdgeError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.frame_source import visible_name
 from ls_edge.device.facts import facts, kernel_messages
+from ls_edge.engines.tensorrt.build import tensorrt_name
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.version import __version__
@@ -109,7 +109,7 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
             report.add(subject, text)
         report.run("doctor")
         report.run("verify", folder)
-        if importlib.util.find_spec("tensorrt") is not None:
+        if tensorrt_name() is not None:
             report.run("build", folder)
         report.program("errors of parts", "errors", (*_PYTHON, "ls_edge.engines.board_numbers", folder))
         report.run("bench", folder)

@@ -13,6 +13,7 @@ import zmq
 from ls_edge.cli import board_report
 from ls_edge.cli.board_report import BoardReport
 from ls_edge.core.bundle import Bundle
+from ls_edge.engines.tensorrt.build import tensorrt_name
 
 
 def is_whole(text):
@@ -75,13 +76,15 @@ def test_a_real_report_is_whole_when_it_is_interrupted(ls_edge, bundle, tmp_path
 
 def test_a_report_goes_on_without_keys(tmp_path, tiny_bundle, monkeypatch):
     monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
-    monkeypatch.setattr(BoardReport, "program", lambda *_: None)
+    programs = []
+    monkeypatch.setattr(BoardReport, "program", lambda _self, _title, name, _command: programs.append(name))
     assert not board_report.write_report(tmp_path / "report.md", Bundle.open(tiny_bundle), None)
     text = (tmp_path / "report.md").read_text()
     assert is_whole(text)
     assert re.search(r"^## peers\n\n```text\n.* was built without CURVE", text, re.M)
     assert text.splitlines()[2].endswith(" Failed: peers.")
     assert "\n## kernel messages\n" in text
+    assert ("build" in programs) == (tensorrt_name() is not None)  # TensorRT for RTX has another name
 
 
 def test_a_report_does_not_name_the_machine_or_the_users_folder(report, tmp_path):
