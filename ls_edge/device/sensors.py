@@ -120,8 +120,13 @@ class Sensors:
         return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
 
     def channel_watts(self) -> dict[str, float]:
-        """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238."""
-        return dict(self._read("channels"))
+        """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238.
+
+        If several have the same label, the names of their devices follow, since none of them is known to be the total.
+        """
+        found = self._read("channels")
+        uses = Counter(name.rpartition(" ")[0] for name, _ in found)
+        return {label if uses[label := name.rpartition(" ")[0]] == 1 else name: watts for name, watts in found}
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
         """Return microjoules and counter range by RAPL domain: ``psys`` alone, or all packages and their memory."""
@@ -333,15 +338,15 @@ def _channel(label: Path) -> _Readings:
     volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
     if text_of(monitor / "name") != "ina3221" or name in ("", "NC") or volts is None or amperes is None:
         return []
-    return [(name, volts * amperes / 1e6)]
+    return [(f"{name} {monitor.name}", volts * amperes / 1e6)]
 
 
 def _input(power: Path) -> _Readings:
     """Return the power of an INA238; the name of its only channel is its label or, without one, ``VIN``."""
     label, microwatts = text_of(power.with_name("in1_label")) or "VIN", _number(power)
-    return (
-        [(label, microwatts / 1e6)] if text_of(power.with_name("name")) == "ina238" and microwatts is not None else []
-    )
+    if text_of(power.with_name("name")) != "ina238" or microwatts is None:
+        return []
+    return [(f"{label} {power.parent.name}", microwatts / 1e6)]
 
 
 def _zone(path: Path) -> str:

@@ -51,6 +51,11 @@ INA238 = {"sys/class/hwmon/hwmon5/name": "ina238", "sys/class/hwmon/hwmon5/power
             (38.5, "board"),
         ),
         (THOR_RAILS, {"VDD_GPU": 6.0, "VDD_CPU_SOC_MSS": 1.0, "VIN_SYS_5V0": 4.0}, None),
+        (  # the same label twice: none is known to be the module's
+            ORIN_NANO | ina3221(4, [("VDD_IN", 5000, 200)]),
+            {"VDD_IN hwmon1": 7.0, "VDD_CPU_GPU_CV": 2.0, "VDD_SOC": 1.5, "VDD_IN hwmon4": 1.0},
+            None,
+        ),
         ({}, {}, None),
     ],
 )
