@@ -61,8 +61,8 @@ def _visible(match: re.Match[str]) -> str:
 
 
 THREAD_LIMIT = (
-    "no more threads can be started; raise the limit (docker --pids-limit, TasksMax of systemd, ulimit -u, ulimit -v), "
-    "or use fewer --threads"
+    "no more threads can be started; raise the limit (docker --pids-limit, TasksMax of systemd, ulimit -u, ulimit -v, "
+    "ulimit -d), or use fewer --threads"
 )
 """Message of a process at its limit of threads."""
 

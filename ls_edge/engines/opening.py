@@ -24,7 +24,7 @@ from ls_edge.device import hardware
 from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of, warm_up
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
-from ls_edge.engines.providers import CPU, CUDA, NOT_USED, SHORT
+from ls_edge.engines.providers import CPU, CUDA, NOT_USED, OPENVINO, SHORT
 from ls_edge.engines.reference import check_engine
 from ls_edge.engines.tensorrt.build import (
     BuiltPart,
@@ -100,6 +100,8 @@ def choose(
         return EngineChoice("tensorrt", str(this_device()))
     if named and provider in ("tensorrt", *NOT_USED):
         raise UsageError(f"provider {provider!r} is not supported; use 'engine: tensorrt', or provider cuda or cpu")
+    if named and ":" in str(provider) and not str(provider).startswith(f"{OPENVINO}:"):
+        raise UsageError(f"provider {provider!r}: only {OPENVINO} takes a device; for a GPU, set CUDA_VISIBLE_DEVICES")
     if named:
         return EngineChoice("onnx", SHORT.get(str(provider).lower(), str(provider)))
     passed_over: list[str] = []

@@ -23,7 +23,7 @@ from ls_edge.engines.opening import (
     usable_threads,
 )
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.providers import CPU, CUDA
+from ls_edge.engines.providers import CPU, CUDA, OPENVINO
 from tests.engines.reference import ORDER, close, plain, tokens
 
 
@@ -88,14 +88,19 @@ def test_unknown_engines_and_too_few_threads_are_refused(bundle):
     assert usable_threads(None) >= 1
 
 
-def test_contradicting_kinds_and_providers_are_refused(bundle):
-    with pytest.raises(UsageError, match="engine 'paper' is not known; use auto, onnx or tensorrt"):
-        choose(bundle, "paper")
-    with pytest.raises(UsageError, match=r"provider 'cuda': only ONNX Runtime has providers"):
-        choose(bundle, "tensorrt", "cuda")
-    with pytest.raises(UsageError, match="provider 'tensorrt' is not supported; use 'engine: tensorrt'"):
-        choose(bundle, "auto", "tensorrt")
-    assert choose(bundle, "auto", "cuda").provider == CUDA
+@pytest.mark.parametrize(
+    ("kind", "provider", "why"),
+    [
+        ("paper", None, "engine 'paper' is not known; use auto, onnx or tensorrt"),
+        ("tensorrt", "cuda", "provider 'cuda': only ONNX Runtime has providers"),
+        ("auto", "tensorrt", "provider 'tensorrt' is not supported; use 'engine: tensorrt'"),
+        ("onnx", "cuda:1", "provider 'cuda:1': only OpenVINOExecutionProvider takes a device"),
+    ],
+)
+def test_contradicting_kinds_and_providers_are_refused(bundle, kind, provider, why):
+    with pytest.raises(UsageError, match=why):
+        choose(bundle, kind, provider)
+    assert [choose(bundle, "auto", name).provider for name in ("cuda", f"{OPENVINO}:GPU")] == [CUDA, f"{OPENVINO}:GPU"]
 
 
 def test_auto_chooses_cuda_and_reports_why_it_was_rejected(bundle, ort, caplog):

@@ -114,7 +114,8 @@ def _judge(problem: PlanningProblem, objective: Objective, planned: PlannedPlace
         if other is not best
     ]
     reason = _estimate(objective, best)
-    reason += f", against {' and '.join(texts)}" if texts else "; there is no other device"
+    alone = "there is no other device" if len(problem.devices) == 1 else "more devices are no better"
+    reason += f", against {' and '.join(texts)}" if texts else f"; {alone}"
     if best is planned.single:
         reason = f"{_called(problem, best)}, {reason}"
     return _kind(problem, best), reason

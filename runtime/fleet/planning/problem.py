@@ -19,6 +19,7 @@ from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.parts import ENDS, HEAD, STEM
+from ls_edge.core.text import counted
 from ls_edge.runtime.routing.peer.engine_queue import ENGINE_CALLS
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import SOURCE
@@ -174,7 +175,7 @@ class PlanningProblem:
             room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
             lacking = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
-                f"{self.num_blocks} blocks with {self.replicas} holders each are {copies} copies; the memory of the "
+                f"{self.num_blocks} blocks with {counted(self.replicas, 'holder')} each are {copies} copies; the memory of the "
                 f"devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, lower --replicas, or "
                 "export with --precision int8"
             )
