@@ -33,12 +33,10 @@ def open_console(*, stderr: bool = False, file: IO[str] | None = None) -> Consol
 class PlainTable(Table):
     """Table in the style of ls-edge; strings are escaped and not parsed as markup, and long words are folded."""
 
-    def __init__(
-        self, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), title: str = "", **options: Any
-    ) -> None:
+    def __init__(self, *headings: str, rows: Iterable[Sequence[RenderableType]] = (), **options: Any) -> None:
         """Make a table; a heading with a leading ``>`` is of a right-aligned column of numbers that never folds."""
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
-        super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
+        super().__init__(**{**look, **options})
         for heading in headings:
             name = heading.removeprefix(">")
             self.add_column(
@@ -87,7 +85,7 @@ def fits(table: Table, console: Console) -> bool:
 
 def as_list(table: Table) -> list[Text]:
     """Return the cells of a table as lines ``heading: cell``; all but the first cell of a row are indented."""
-    lines = [_text(table.title)] if table.title else []
+    lines: list[Text] = []
     columns = [(_text(column.header).plain, [_text(cell) for cell in column.cells]) for column in table.columns]
     headed = table.show_header and any(header for header, _ in columns)
     for number in range(table.row_count):

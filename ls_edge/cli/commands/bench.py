@@ -14,7 +14,7 @@ from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.inputs import peers_to_ask
 from ls_edge.cli.output import print_json, warn, write_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LinkError, UsageError, VerificationError
+from ls_edge.core.errors import LinkError, UsageError, VerificationError, printable
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import NOTHING, counted, show
 from ls_edge.core.validation import InvalidDocument, decode_json
@@ -142,7 +142,8 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 def _print_times(title: str, found: BatchTimes, wholes: Mapping[str, Times | None], console: Console) -> None:
     """Print the times of stem, blocks, and head, followed by the times in ``wholes`` that are not None."""
-    table = PlainTable("", ">median ms", ">p95 ms", ">min ms", title=title, box=None)
+    console.print(printable(title))  # a title of the table would be wrapped at its width
+    table = PlainTable("", ">median ms", ">p95 ms", ">min ms", box=None)
     parts = {"stem": found.stem_ms, **{f"block {index}": one for index, one in enumerate(found.blocks_ms)}}
     for group in ({**parts, "head": found.head_ms}, wholes):
         for name, times in group.items():

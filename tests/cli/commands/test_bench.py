@@ -1,6 +1,7 @@
 """``ls-edge bench`` as a user types it."""
 
 import json
+import re
 
 import pytest
 
@@ -20,6 +21,7 @@ def test_a_profile_has_the_times_of_every_part(command, bundle, tmp_path):
     assert "bench: stem (0/8)" in errors
     code, printed, _ = command(*words)
     assert code in (0, 3)
+    assert re.match(r".+, fp32, batch 1\n +median ms", printed)
     assert "chain" in printed
     assert f"written to {out}" in printed
 
