@@ -92,8 +92,8 @@ class Peer:
             return
         if not any(source.may_push for source in peers.sources):
             raise UsageError(
-                f"no source of {peers.path} may push, so nothing could change the store; write 'may_push: true' below a "
-                "source with a key, or start with --bundle"
+                f"no source of {peers.path} may push, so nothing could change the store; write 'may_push: true' below "
+                "a source with a key, or start with --bundle"
             )
         opened = Store(store, entry.blocks)
         with batch_scheduling():
