@@ -22,9 +22,10 @@ def main() -> NoReturn:
         from ls_edge.device.threads import can_start_threads
 
         if not can_start_threads():
+            from ls_edge.cli.main import fail
             from ls_edge.core.errors import THREAD_LIMIT
 
-            sys.exit(f"ls-edge: {THREAD_LIMIT}")
+            fail(THREAD_LIMIT, 1, sys.argv)
     from ls_edge.cli.main import main as run
 
     run()

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -21,6 +22,8 @@ import click
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import HELP_OPTIONS, Group, describe, is_expected
 from ls_edge.core.errors import LsEdgeError, printable
+from ls_edge.core.logs import error_line
+from ls_edge.data.frame_source import visible_name
 from ls_edge.version import __version__
 
 GROUPS = {
@@ -100,7 +103,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(ValueError, OSError):  # closed
                 stream.reconfigure(errors="backslashreplace")  # escapes for characters that the encoding lacks
-    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    given = sys.argv[1:] if argv is None else argv
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
         if sys.stdout is not None:
@@ -116,9 +119,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
             from ls_edge.core.validation import unknown_name
 
             message = unknown_name("option", error.option_name, error.possibilities or ())
-        _fail(f"{message}{' See' if message.endswith('?') else '; see'} '{where} --help'", error.exit_code)
+        fail(f"{message}{' See' if message.endswith('?') else '; see'} '{where} --help'", error.exit_code, given)
     except (KeyboardInterrupt, click.Abort):
-        _fail(interrupts.word(), interrupts.exit_code())
+        fail(interrupts.word(), interrupts.exit_code(), given)
     except BrokenPipeError:
         sys.stderr.close()
         _drop_unwritable_output()
@@ -126,20 +129,24 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if not is_expected(error):
             raise
-        if debug:
+        if "--debug" in given:
             traceback.print_exc()
-        _fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1)
+        fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1, given)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int, given: Sequence[str]) -> NoReturn:
+    """Print the error of a command with the arguments ``given``, and end."""
     interrupts.finishing = True
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
+    for word in given:
+        if ":/" in word:
+            message = message.replace(word, visible_name(word))
     line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
     with contextlib.suppress(OSError):
-        print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
+        print(error_line(line) if "--log-json" in given else f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
     _drop_unwritable_output()
     raise SystemExit(code)
 

@@ -60,6 +60,11 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def error_line(text: str) -> str:
+    """Return an error as a JSON line of the log."""
+    return _Json().format(logging.makeLogRecord({"levelname": "ERROR", "msg": text}))
+
+
 def _short(value: object) -> str:
     text = printable(value)
     return text if text == str(value) and " " not in text else "'" + text.replace("'", "\\'") + "'"

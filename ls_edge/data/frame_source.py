@@ -14,6 +14,9 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]{0,40}:/+)(.*)", re.IGNORECASE | re.DOTALL)
 _VALUES = re.compile(r"[?#;=:]|%3[DF]", re.IGNORECASE)
 """Begin of query, parameters, or fragment; some cameras have them, or user and password, as a part of their path."""
 _KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
+_SECRET = re.compile(r"(?<=/)(?=[^/]*\d)(?=[^/]*[a-z])[^/]*[a-z0-9]{16}[^/]*", re.IGNORECASE)
+"""Part of a path that nobody could guess, such as the identifier of a stream that is shared by its address."""
+_STREAM_KEY = re.compile(r"(?<=/)[^/]+/*\Z")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
 _DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
 _VIDEO4LINUX = 81  # major number of cameras, whose devices udev may give any name
@@ -77,7 +80,9 @@ def visible_name(given: str) -> str:
     host = _PLAIN_HOST.match(rest)
     mark = _VALUES.search(rest, 0 if host is None else host.end())
     cut = len(rest) if mark is None else rest.rfind("/", 0, mark.start()) + 1 if mark[0] in "=:" else mark.start()
-    path, values = rest[:cut], rest[cut:]
+    path, values = _SECRET.sub("…", rest[:cut]), rest[cut:]
+    if url[1].lower().startswith("rtmp"):
+        path = _STREAM_KEY.sub("…", path)
     keys = "&".join(f"{key}=…" for key in _KEY.findall(values))
     hidden = keys or "…" * (len(values) > 1)
     return f"{url[1]}{path}{'?' if hidden else ''}{hidden}"

@@ -271,6 +271,8 @@ CASES = r"""
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
+2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)
+2 | RUN --log-json --limit rtmp://cam/app/SECRET | 'rtmp://cam/app/…' is not a valid integer
 2 | http://u:SE/C@RET@cam/s | unknown command 'http://cam/s'; known here: demo,
 2 | trian | unknown command 'trian'; did you mean 'train'? See
 2 | version | unknown command 'version'; did you mean '--version'? See
@@ -320,8 +322,11 @@ def test_a_mistake_is_one_line(command, zoo, monkeypatch, code, words, what):
     before = sorted(os.listdir())
     found, out, err = command(*shlex.split(words))
     assert (found, err.count("\n")) == (code, 1), err
+    if "--log-json" in words:
+        err = f"ls-edge: {json.loads(err)['event']}"
     assert err.startswith("ls-edge: ")
     assert what in err
+    assert "SECRET" not in err
     assert err.rstrip("\n").isprintable()
     assert "Traceback" not in out
     assert sorted(os.listdir()) == before, "left something behind"
