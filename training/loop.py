@@ -26,7 +26,15 @@ from ls_edge.training.config import TrainConfig
 from ls_edge.training.data import Batches
 from ls_edge.training.distributed import from_environment, process_group
 from ls_edge.training.logs import SCALARS, curves, first_images, open_log
-from ls_edge.training.precision import choose_device, is_out_of_memory, own_torch_state, plain_attention, seed_epoch
+from ls_edge.training.precision import (
+    TYPES,
+    choose_device,
+    choose_precision,
+    is_out_of_memory,
+    own_torch_state,
+    plain_attention,
+    seed_epoch,
+)
 from ls_edge.training.progress import Epoch, Reporter, TrainingResult
 from ls_edge.training.runs.checkpoint import (
     CONFIG,
@@ -75,6 +83,9 @@ def train(
         _check_new(out)
     device = choose_device(config.device)
     context = from_environment(device)
+    dtype = choose_precision(config.precision, device)
+    precision = next(name for name, type_ in TYPES.items() if type_ == dtype)
+    config = msgspec.structs.replace(config, device=device.type, precision=precision)  # resumed like this anywhere
     lock = _run_folder(out) if context.is_main else contextlib.nullcontext()
     setup = None
     with own_torch_state():

@@ -20,6 +20,7 @@ from ls_edge.device import hardware
 
 _ATTENTION = [getattr(SDPBackend, f"{kind}_ATTENTION") for kind in ("FLASH", "EFFICIENT", "CUDNN")] + [SDPBackend.MATH]
 """Kernels that torch allows by default."""
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SMALL_MODEL = 1_000_000
 """Number of parameters below which a batch is not enough work for several threads."""
 
@@ -41,7 +42,7 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
         return torch.bfloat16 if hardware.multiplies_bfloat16() else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
+    return TYPES[wanted]
 
 
 def choose_threads(wanted: int | None, model: nn.Module) -> int:

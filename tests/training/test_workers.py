@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import ls_edge
 from ls_edge.core.errors import TrainingStopped
+from ls_edge.device import hardware
 from ls_edge.training.loop import train
 from tests.training import trainings
 from tests.training.colors import write_colors
@@ -26,16 +28,20 @@ def data(tmp_path_factory):
     return str(write_colors(tmp_path_factory.mktemp("workers") / "data", 24))
 
 
-def test_a_run_resumes_to_the_same_result_with_another_number_of_decoding_processes(data, tmp_path):
+def test_a_run_resumes_to_the_same_result_on_other_hardware_and_with_other_decoding_processes(
+    data, tmp_path, monkeypatch
+):
     class Stops(Silent):
         def finished(self, metrics, epochs):
             raise KeyboardInterrupt
 
-    alone = settings(data, changes=[*DECODED, "data.workers=0"])
+    alone = settings(data, changes=[*DECODED, "data.workers=0"], precision="auto", device="auto")
     train(alone, tmp_path / "whole", reporter=Silent())
     with pytest.raises(KeyboardInterrupt):
         train(alone, tmp_path / "broken", reporter=Stops())
-    train(settings(data, changes=["data.workers=1", *DECODED]), tmp_path / "broken", reporter=Silent(), resume=True)
+    other = not hardware.multiplies_bfloat16()
+    monkeypatch.setattr(hardware, "multiplies_bfloat16", lambda: other)
+    ls_edge.train(out=tmp_path / "broken", resume=True, changes=["data.workers=1"], precision="auto", device="auto")
     assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
 
