@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -87,6 +88,7 @@ class _LazyGroup(Group):
                 formatter.write_dl(list(commands.items()))
 
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/.+", re.IGNORECASE)
 _LOGIN = re.compile(r"(:/+)[^\s/@]*:\S*@")
 """User and password of a URL, which a message about arguments in the wrong place would repeat."""
 SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 80, "show_default": True}
@@ -141,9 +143,8 @@ def fail(message: str, code: int, given: Sequence[str]) -> NoReturn:
     interrupts.finishing = True
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
-    for word in given:
-        if ":/" in word:
-            message = message.replace(word, visible_name(word))
+    for url in _URL.findall("\n".join(given)):
+        message = message.replace(url, visible_name(url)).replace(str(Path(url)), visible_name(url))
     line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
     with contextlib.suppress(OSError):
         print(error_line(line) if "--log-json" in given else f"ls-edge: {line}", file=sys.stderr)  # noqa: T201

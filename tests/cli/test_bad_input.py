@@ -272,7 +272,8 @@ CASES = r"""
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
 2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)
-2 | RUN --log-json --limit rtmp://cam/app/SECRET | 'rtmp://cam/app/…' is not a valid integer
+2 | RUN --log-json --limit=rtmp://cam/app/SECRET | 'rtmp://cam/app/…' is not a valid integer
+1 | verify http://cam/s?pwd=SECRET | http://cam/s?pwd=… is not a bundle
 2 | http://u:SE/C@RET@cam/s | unknown command 'http://cam/s'; known here: demo,
 2 | trian | unknown command 'trian'; did you mean 'train'? See
 2 | version | unknown command 'version'; did you mean '--version'? See
