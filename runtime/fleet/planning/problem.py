@@ -175,9 +175,9 @@ class PlanningProblem:
             room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
             lacking = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
-                f"{self.num_blocks} blocks with {counted(self.replicas, 'holder')} each are {copies} copies; the memory of "
-                f"the devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, lower --replicas, or "
-                "export with --precision int8"
+                f"{self.num_blocks} blocks with {counted(self.replicas, 'holder')} each are {copies} copies; the "
+                f"memory of the devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, lower "
+                "--replicas, or export with --precision int8"
             )
         missing = [device.name for device in self.devices if device.watts is None]
         if objective == "energy" and missing:
