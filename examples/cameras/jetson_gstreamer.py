@@ -2,9 +2,10 @@
 
 JetPack's OpenCV is built with GStreamer; the wheel opencv-python-headless is not, so do not install it here.
 
-    python jetson_gstreamer.py peers.yaml bundle
+    LS_EDGE_SECRET_KEY=laptop.key_secret python jetson_gstreamer.py peers.yaml bundle
 """
 
+import os
 import sys
 
 import cv2
@@ -24,7 +25,8 @@ def main(peers: str, bundle: str) -> None:
     camera = cv2.VideoCapture(PIPELINE, cv2.CAP_GSTREAMER)
     if not camera.isOpened():
         sys.exit("cannot open the camera; check cv2.getBuildInformation() for GStreamer, and the cable")
-    with Source.open(peers, bundle, budget_ms=500) as source:
+    key = os.environ.get("LS_EDGE_SECRET_KEY")  # none if peers.yaml has no keys
+    with Source.open(peers, bundle, secret_key=key, budget_ms=500) as source:
         source.wait_ready()
         while True:
             there, frame = camera.read()

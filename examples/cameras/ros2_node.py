@@ -1,9 +1,11 @@
 """A ROS 2 node that classifies the images of a topic through the peers. Not run on hardware.
 
-    python ros2_node.py --ros-args -p peers:=peers.yaml -p bundle:=bundle
+    LS_EDGE_SECRET_KEY=laptop.key_secret python ros2_node.py --ros-args -p peers:=peers.yaml -p bundle:=bundle
 
 It subscribes to `image` (sensor_msgs/Image) and publishes `class_name` (std_msgs/String).
 """
+
+import os
 
 import rclpy
 from cv_bridge import CvBridge
@@ -22,7 +24,8 @@ class Classifier(Node):
         super().__init__("ls_edge_classifier")
         peers = self.declare_parameter("peers", "peers.yaml").value
         bundle = self.declare_parameter("bundle", "bundle").value
-        self.source = Source.open(peers, bundle, budget_ms=500)
+        key = os.environ.get("LS_EDGE_SECRET_KEY")  # none if peers.yaml has no keys
+        self.source = Source.open(peers, bundle, secret_key=key, budget_ms=500)
         self.bridge = CvBridge()
         self.waiting = None
         self.publisher = self.create_publisher(String, "class_name", 10)
