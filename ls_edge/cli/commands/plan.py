@@ -83,7 +83,7 @@ def command(
         replicas=replicas,
         objective=objective,
         batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
-        codec="raw" if known is None else known.peers[0].codec,
+        codecs={} if known is None else {peer.name: peer.codec for peer in known.peers},
     )
     problem, assumptions = problem_of(opened, inputs)
     if known is not None:

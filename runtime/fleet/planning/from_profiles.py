@@ -73,16 +73,17 @@ class PlanningInputs:
     objective: Objective = "latency"
     batches: Mapping[str, int] = field(default_factory=dict)
     """Maximum number of images per engine call by device, from ``peers.yaml``; others get the best size."""
-    codec: str = "raw"
-    """Encoding of tokens."""
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    """Encoding of the tokens that are sent to a device, from ``peers.yaml``; ``raw`` for others and the source."""
 
-    def token_bytes(self, bundle: Bundle) -> int:
-        """Return the size of the tokens of an image on a link."""
-        return codec_of(self.codec).wire_bytes(bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
+    def token_bytes(self, bundle: Bundle, name: str) -> int:
+        """Return the size of the tokens of an image that are sent to a process."""
+        codec = codec_of(self.codecs.get(name, "raw"))
+        return codec.wire_bytes(bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
 
     def link(self, bundle: Bundle, name: str) -> tuple[float, float]:
         """Return the milliseconds of a transfer, and those for which it occupies the link of a device."""
-        wire_ms = self.token_bytes(bundle) * 8e-3 / self.mbit
+        wire_ms = self.token_bytes(bundle, name) * 8e-3 / self.mbit
         if (ms := self.measured_ms(name)) is None:
             return LATENCY_MS + wire_ms, wire_ms
         return ms, min(ms, wire_ms)
@@ -146,7 +147,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         "decoding takes no time"
     )
     fastest, source = _source(bundle, inputs, assumed)
-    (height, width), token_bytes = bundle.manifest.image.size, inputs.token_bytes(bundle)
+    (height, width), token_bytes = bundle.manifest.image.size, inputs.token_bytes(bundle, SOURCE)
     problem = PlanningProblem(
         devices=tuple(_device(bundle, one, inputs, fastest, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,

@@ -116,7 +116,7 @@ def test_the_throughput_of_a_fleet_is_compared_with_baselines(command, bundle, p
 
 
 def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle, profile, tmp_path):
-    """Two blocks to a board at most, so tokens are transferred three times."""
+    """Two blocks to a board at most, so tokens are transferred three times; the source gets them raw."""
     codec = "int8"
     base, out = tmp_path / "base.yaml", tmp_path / "peers.yaml"
     base.write_text(
@@ -131,8 +131,8 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     assert found["recommendation"] == "split"
     assert found["reason"].startswith("no device has memory for the whole model; split over 2 devices: ")
     tokens = Bundle.open(bundle).manifest.tokens
-    transfer_ms = 0.3 + codec_of(codec).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10
-    assert found["expected"]["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 0.6 + 3 * transfer_ms, abs=0.01)
+    wire_ms = [codec_of(to).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10 for to in (codec, codec, "raw")]
+    assert found["expected"]["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 0.6 + 3 * 0.3 + sum(wire_ms), abs=0.01)
     file = load_peers(out)
     assert {peer.name: (peer.address, peer.threads, peer.codec) for peer in file.peers} == {
         "a": ("tcp://127.0.0.1:5601", 2, codec), "b": ("tcp://127.0.0.1:5602", None, codec),

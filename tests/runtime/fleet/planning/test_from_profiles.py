@@ -102,15 +102,14 @@ def test_a_peer_without_stem_and_head_needs_the_memory_of_the_sources(bundle, ma
 
 
 def test_unmeasured_links_have_the_given_speed_and_tokens_the_given_codec(bundle, make_profile):
-    tokens = bundle.manifest.tokens
-    for codec in ("raw", "fp16", "int8"):
-        problem, assumptions = problem_of(
-            bundle, PlanningInputs((make_profile("a"), make_profile("b")), codec=codec, mbit=10.0)
-        )
-        wire = codec_of(codec).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10
-        assert {device.wire_ms for device in problem.processes.values()} == {wire}
-        assert problem.devices[0].visit_ms == pytest.approx(LATENCY_MS + wire + CALL_MS)
-        assert assumes(assumptions, "links of 10 Mbit/s and 0.3 ms for a, b: not measured (--run FILE)")
+    tokens, codecs = bundle.manifest.tokens, {"a": "fp16", "b": "int8", "source": "raw"}
+    problem, assumptions = problem_of(
+        bundle, PlanningInputs((make_profile("a"), make_profile("b")), codecs={"a": "fp16", "b": "int8"}, mbit=10.0)
+    )
+    wire = {name: codec_of(codec).wire_bytes(tokens.count, tokens.dim) * 8e-3 / 10 for name, codec in codecs.items()}
+    assert {name: device.wire_ms for name, device in problem.processes.items()} == wire
+    assert problem.devices[0].visit_ms == pytest.approx(LATENCY_MS + wire["a"] + CALL_MS)
+    assert assumes(assumptions, "links of 10 Mbit/s and 0.3 ms for a, b: not measured (--run FILE)")
 
 
 def test_links_take_the_times_of_a_run(bundle, make_profile, tmp_path):
