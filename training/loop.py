@@ -85,7 +85,7 @@ def train(
     context = from_environment(device)
     dtype = choose_precision(config.precision, device)
     precision = next(name for name, type_ in TYPES.items() if type_ == dtype)
-    config = msgspec.structs.replace(config, device=device.type, precision=precision)  # resumed like this anywhere
+    config = msgspec.structs.replace(config, precision=precision)  # kept when it resumes on other hardware
     lock = _run_folder(out) if context.is_main else contextlib.nullcontext()
     setup = None
     with own_torch_state():

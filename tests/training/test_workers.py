@@ -35,13 +35,13 @@ def test_a_run_resumes_to_the_same_result_on_other_hardware_and_with_other_decod
         def finished(self, metrics, epochs):
             raise KeyboardInterrupt
 
-    alone = settings(data, changes=[*DECODED, "data.workers=0"], precision="auto", device="auto")
+    alone = settings(data, changes=[*DECODED, "data.workers=0"], precision="auto")
     train(alone, tmp_path / "whole", reporter=Silent())
     with pytest.raises(KeyboardInterrupt):
         train(alone, tmp_path / "broken", reporter=Stops())
     other = not hardware.multiplies_bfloat16()
     monkeypatch.setattr(hardware, "multiplies_bfloat16", lambda: other)
-    ls_edge.train(out=tmp_path / "broken", resume=True, changes=["data.workers=1"], precision="auto", device="auto")
+    ls_edge.train(out=tmp_path / "broken", resume=True, changes=["data.workers=1"], precision="auto")
     assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
 
