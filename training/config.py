@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from ls_edge.core import validation
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.bundle import CropShare, ImageSpec
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import Threads
 from ls_edge.evaluation.settings import BatchSize, Orders
@@ -66,7 +66,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
     flip, RandAugment; ``none``: scaled and cropped at the center; ``auto``: ``shift`` for digits, ``crop`` up to 64
     pixels, else ``timm``."""
-    crop_pct: Annotated[float, Meta(gt=0, le=8)] | None = None
+    crop_pct: CropShare | None = None
     """Fraction of the scaled image's shorter side that the center crop keeps, in training and use; None: as in the
     initial model."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None

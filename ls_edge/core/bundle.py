@@ -45,6 +45,7 @@ TokenCount = Annotated[int, Meta(ge=1, le=1_048_576)]
 
 Text = Annotated[str, Meta(max_length=1024)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
+CropShare = Annotated[float, Meta(ge=0.01, le=8)]
 
 
 def _one_of(names: Collection[str]) -> Meta:
@@ -62,7 +63,7 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
     """Divisor of each channel, after its mean is subtracted."""
     interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
-    crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
+    crop_pct: CropShare = 0.9
     """Side of the center crop relative to the side that the image is scaled to."""
     crop_mode: Literal["squash", "border"] | msgspec.UnsetType = msgspec.UNSET
     """Treatment of images that are not square, as timm names it: ``squash`` scales both sides, ``border`` scales the

@@ -269,7 +269,7 @@ def test_unknown_keys_of_later_versions_are_ignored(folder):
         (lambda m: m["image"].update(crop="center"), "unknown key 'crop'; did you mean 'crop_pct'?"),
         (lambda m: m["image"].update(std=[0.5, 0, 0.5]), "std[1] is 0; it has to be a number above 0"),
         (lambda m: m["image"].update(size=[8, 2**40]), "size[1] is 1099511627776; it has to be a whole number from"),
-        (lambda m: m["image"].update(crop_pct=-1), "crop_pct is -1; it has to be a number above 0 to 8"),
+        (lambda m: m["image"].update(crop_pct=5e-324), "crop_pct is 5e-324; it has to be a number from 0.01 to 8"),
         (lambda m: m["image"].update(size=[0, 8]), "size[0] is 0; it has to be a whole number from 1 to 16384"),
         (lambda m: m["image"].update(interpolation="magic"), "has to be one of nearest, bilinear"),
         (lambda m: m["tokens"].update(dtype="int3"), "dtype is 'int3'; it has to be one of float32, float16"),

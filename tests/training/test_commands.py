@@ -62,7 +62,7 @@ def test_scaling_and_crop_of_the_configuration_hold_wherever_the_model_is_used(f
     assert (own.crop_pct, own.interpolation) == (1.0, "bicubic")
     config.write_text("data: {crop_pct: 0}\n")
     assert call("train", "--data", "digits", "--config", config, "--out", tmp_path / "no") == 2
-    assert "crop_pct is 0; it has to be a number above 0 to 8" in capsys.readouterr().err
+    assert "crop_pct is 0; it has to be a number from 0.01 to 8" in capsys.readouterr().err
 
 
 def test_the_configuration_of_a_run_repeats_it(folder, capsys):
