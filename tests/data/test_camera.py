@@ -175,7 +175,7 @@ def test_a_wrong_password_is_not_a_source_of_sound():
         ("camera", "camera 0"), ("camera:3", "camera 3"), ("camera:/dev/v4l/by-id/x", "camera /dev/v4l/by-id/x"),
         ("/dev/v4l/by-id/usb-x", "camera /dev/v4l/by-id/usb-x"), ("rtsp://127.0.0.1:9/x", "rtsp://127.0.0.1:9/x"),
         ("RTSP://a:b@127.0.0.1:9/x?pwd=c", "RTSP://127.0.0.1:9/x?pwd=…; check the address, user, and password"),
-        ("rtmp://a:b@c#d@127.0.0.1:9/x", "rtmp://127.0.0.1:9/x; check the address, user, and password; in a password, "
+        ("rtmp://a:b@c#d@127.0.0.1:9/x", "rtmp://127.0.0.1:9/…; check the address, user, and password; in a password, "
          "write @ as %40 and # as %23"),
     ],
 )  # fmt: skip
