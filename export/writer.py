@@ -279,7 +279,7 @@ def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: N
         if not found >= ENGINE_COSINE:
             raise VerificationError(
                 f"the logits of the TensorRT engines of {bundle.folder} have a cosine of {found:.5f} with those of the "
-                f"files, the tolerance is {ENGINE_COSINE}; use --engine onnx there and report this"
+                f"files, the tolerance is {ENGINE_COSINE}; run with --engine onnx there and report this"
             )
         return built.provider
 

@@ -121,6 +121,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
             from ls_edge.core.validation import unknown_name
 
             message = unknown_name("option", error.option_name, error.possibilities or ())
+            for argument in ctx.command.params if ctx is not None else ():
+                name = argument.human_readable_name
+                if isinstance(argument, click.Argument) and error.option_name[2:].upper() in re.split(r"[^A-Z]+", name):
+                    message = f"{name} is an argument of this command; write it without {error.option_name!r}"
         fail(f"{message}{' See' if message.endswith('?') else '; see'} '{where} --help'", error.exit_code, given)
     except (KeyboardInterrupt, click.Abort):
         fail(interrupts.word(), interrupts.exit_code(), given)

@@ -150,8 +150,8 @@ class DeviceProfile(msgspec.Struct, frozen=True):
 
     @property
     def block_memory_bytes(self) -> int:
-        """Mean memory of one block."""
-        blocks = [part.taken_bytes for part in self.parts if part.part.startswith("block ")]
+        """Mean memory of one block, without those that share the file of another."""
+        blocks = [part.taken_bytes for part in self.parts if part.part.startswith("block ") and part.file_bytes]
         return round(sum(blocks) / len(blocks))
 
 
@@ -162,6 +162,6 @@ def load_profile(path: str | Path) -> DeviceProfile:
         found = read_json(Path(path), DeviceProfile, SCHEMA)
     except InvalidDocument as error:
         raise DataError(f"{path}{error}; make it with '{command}'") from None
-    if not any(part.part.startswith("block ") for part in found.parts):
+    if not any(part.part.startswith("block ") and part.file_bytes for part in found.parts):
         raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found

@@ -138,7 +138,7 @@ def check_tensorrt(root: Path = hardware.ROOT) -> Iterator[Finding]:
         yield _failed(what, tried, "tensorrt", is_jetson)
     elif not tried.found["right"]:
         yield Finding(
-            "bad", what, f"{tried.found['device']} computes wrong numbers", "use --engine onnx, and report it"
+            "bad", what, f"{tried.found['device']} computes wrong numbers", "run with --engine onnx, and report it"
         )
     else:
         graphs = f"; without CUDA graphs: {tried.found['graphs']}" if tried.found["graphs"] else ""

@@ -75,5 +75,5 @@ def check_engine(bundle: Bundle, engine: Engine, largest: int = 2) -> None:
             if not error <= limit_of(bundle.manifest):
                 raise EngineError(
                     f"{name} computes wrong values on {engine.provider}: a relative error of {error:.2g} in a "
-                    f"batch of {batch}, at most {limit_of(bundle.manifest):g} is due to rounding; use --engine onnx"
+                    f"batch of {batch}, at most {limit_of(bundle.manifest):g} is rounding; run with --engine onnx"
                 )

@@ -154,6 +154,7 @@ CASES = r"""
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
 2 | analyze | Missing argument 'RUN_OR_BUNDLE...'
+2 | analyze --run bundle | RUN_OR_BUNDLE... is an argument of this command; write it without '--run'; see
 2 | analyze bundle | Missing option '--data'
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --bands 0/2 | bands 0/2: expected block 1, found block 2; list each block once, with
@@ -181,6 +182,7 @@ CASES = r"""
 2 | verify bundle bundle | Got unexpected extra argument (bundle)
 2 | bench | name the folder of a bundle, or a running peer with --peers FILE --name NAME
 1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: it has
+2 | bench --bundle bundle | BUNDLE is an argument of this command; write it without '--bundle'; see
 2 | bench bundle --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
 2 | bench bundle --duration 0.1 --batch 0 | '--batch': '0': use numbers from 1 to 1024
 2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range 0<x<=1000000

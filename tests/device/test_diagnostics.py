@@ -26,8 +26,8 @@ def test_a_probe_hands_back_its_last_line():
         ("raise ImportError('libcuda.so.1: not found')", "ImportError: libcuda.so.1: not found"),
         ("import sys; sys.exit('no such device')", "no such device"),
         (
-            "raise SystemExit(\"CUDA failed; see 'ls-edge doctor', or use --engine onnx\")",
-            "CUDA failed; use --engine onnx",
+            "raise SystemExit(\"CUDA failed; see 'ls-edge doctor', or run with --engine onnx\")",
+            "CUDA failed; run with --engine onnx",
         ),
         ("import sys; sys.exit(3)", "ended with 3"),
         ("print('no json')", "ended with 0"),

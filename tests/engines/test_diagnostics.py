@@ -90,7 +90,7 @@ def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
     (tmp_path / "tensorrt" / "__init__.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{DOUBLES}")
     (found,) = engines.check_tensorrt()
-    assert (found.status, found.fix) == ("warn", "use --engine onnx")
+    assert (found.status, found.fix) == ("warn", "run with --engine onnx")
     assert "libnvinfer.so.10: cannot open" in found.detail
     assert found.fix not in found.detail
 
@@ -172,7 +172,7 @@ def test_a_cuda_runtime_newer_than_the_driver_is_explained(monkeypatch, install_
     (found,) = engines.check_cuda()
     assert found.status == "warn"
     assert "CUDA 12.8 is newer than the driver supports (12.6, error 35)" in found.detail
-    assert "use --engine onnx" in found.fix
+    assert "run with --engine onnx" in found.fix
 
 
 def test_a_wheel_made_for_numpy_1_is_explained(monkeypatch, tmp_path):

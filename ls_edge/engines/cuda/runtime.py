@@ -103,7 +103,7 @@ class CudaRuntime:
             if code in LOST:
                 raise DeviceLost(f"{words} (error {code}); this process cannot use the GPU any more, start it again")
             advice = GPU_MEMORY_ADVICE if code == OUT_OF_MEMORY and jetson_linux() else "see 'ls-edge doctor'"
-            raise EngineError(f"{words}; {advice}, or use --engine onnx")
+            raise EngineError(f"{words}; {advice}, or run with --engine onnx")
         values = [output.value or 0 if isinstance(output, _POINTER) else output.value for output in outputs]
         return values if len(values) > 1 else values[0] if values else None
 
@@ -146,7 +146,7 @@ def cuda_runtime() -> CudaRuntime:
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
-        raise EngineError(f"{unusable}: {NO_DRIVER}; install NVIDIA's driver, or use --engine onnx") from None
+        raise EngineError(f"{unusable}: {NO_DRIVER}; install NVIDIA's driver, or run with --engine onnx") from None
     for path in _candidates():
         try:
             found = CudaRuntime(ctypes.CDLL(path), path)
@@ -159,7 +159,7 @@ def cuda_runtime() -> CudaRuntime:
         runtime, driver = found.release_of("Runtime"), found.release_of("Driver")
         problems.insert(0, f"CUDA {runtime} is newer than the driver supports ({driver}, error 35): {path}")
     why = problems[0] if problems else "libcudart is not installed"
-    raise EngineError(f"{unusable}: {why}; install the one for this driver's CUDA release, or use --engine onnx")
+    raise EngineError(f"{unusable}: {why}; install the one for this driver's CUDA release, or run with --engine onnx")
 
 
 def _candidates() -> Iterator[str]:

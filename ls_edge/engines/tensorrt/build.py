@@ -59,18 +59,18 @@ def tensorrt_module() -> Any:
     name = tensorrt_name()
     if name is None:
         raise EngineError(
-            "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
+            "tensorrt is not installed; follow NVIDIA's instructions for this device, or run with --engine onnx"
         )
     try:
         trt = importlib.import_module(name)
         version = numbers(trt.__version__)
     except Exception as error:
-        raise EngineError(f"{name} does not load ({first_line(error)}); use --engine onnx") from error
+        raise EngineError(f"{name} does not load ({first_line(error)}); run with --engine onnx") from error
     least, beyond, shown = ((1, 2), (2,), "1.2 to 1") if is_rtx(trt) else ((10, 3), (12,), "10.3 to 11")
     if not least <= version < beyond:
         raise EngineError(
             f"{name} is version {trt.__version__}, this ls-edge supports {shown}; update JetPack or TensorRT, or "
-            "use --engine onnx"
+            "run with --engine onnx"
         )
     return trt
 
@@ -90,7 +90,7 @@ def this_device() -> TensorRTDevice:
     major, minor, multiprocessors = map(cuda.attribute, (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS))
     if is_rtx(trt) and major < 8:
         raise EngineError(
-            f"TensorRT for RTX needs compute capability 8.0, {name} has {major}.{minor}; use --engine onnx"
+            f"TensorRT for RTX needs compute capability 8.0, {name} has {major}.{minor}; run with --engine onnx"
         )
     return TensorRTDevice(trt.__version__, name.strip(), f"{major}.{minor}", multiprocessors, model())
 
@@ -224,7 +224,7 @@ def tensorrt_object(trt: Any, kind: str) -> Any:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     raise EngineError(
         f"TensorRT {trt.__version__} does not start ({why or NO_REASON}); end other programs, install a newer driver, "
-        "or use --engine onnx"
+        "or run with --engine onnx"
     )
 
 
@@ -302,7 +302,7 @@ def build(
         hint = "; int8 for TensorRT is exported with --engine tensorrt" if b"DynamicQuantizeLinear" in raw else ""
         raise EngineError(
             f"{part}: TensorRT {key.tensorrt} cannot read the file ({_parser_reason(parser) or logger.take()}); "
-            f"use --engine onnx{hint}"
+            f"run with --engine onnx{hint}"
         )
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, key.workspace)
@@ -327,7 +327,7 @@ def build(
     if plan is None:
         raise EngineError(
             f"{part}: TensorRT {key.tensorrt} could not build an engine for {key.gpu} "
-            f"({why}); use --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
+            f"({why}); run with --engine onnx, a smaller max_batch, or a larger gpu_mem_limit"
         )
     return bytes(plan), b"" if is_rtx(trt) else bytes(config.get_timing_cache().serialize())
 

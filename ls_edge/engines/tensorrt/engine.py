@@ -88,7 +88,7 @@ class TensorRTEngine:
         if self._engine is None:
             why = self._why
             kind = UnfitEngine if any(word in why for word in _UNFIT) else EngineError
-            raise kind(f"the engine of {part} does not load in {device} ({why}); use --engine onnx")
+            raise kind(f"the engine of {part} does not load in {device} ({why}); run with --engine onnx")
         self._check_signature()
         self._strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._rtx_config = self._configured(kernels) if is_rtx(self._trt) else None
@@ -223,7 +223,7 @@ class TensorRTEngine:
     def _execute(self, context: Any) -> None:
         if not context.execute_async_v3(self.workspace.stream):
             raise EngineError(
-                f"{self.part} failed on {self.provider} ({self._why}); see 'ls-edge doctor', or use --engine onnx"
+                f"{self.part} failed on {self.provider} ({self._why}); see 'ls-edge doctor', or run with --engine onnx"
             )
 
     def _profile_of(self, batch: int) -> int:

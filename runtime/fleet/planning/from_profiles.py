@@ -224,6 +224,7 @@ def _device(
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much")
     block_bytes, parts = max(1, profile.block_memory_bytes), {part.part for part in profile.parts}
+    files = sum(part.file_bytes > 0 for part in profile.parts if part.part not in ENDS.values())
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
     taken = profile.memory_bytes + sum(part.taken_bytes for part in fastest.profile.parts if part.part in missing)
     room = block_bytes * bundle.num_blocks + taken if free is None else memory_for_engines(free, profile.device.l4t)
@@ -234,7 +235,7 @@ def _device(
         name=one.name,
         block_ms=profile.block_ms,
         capacity=room / block_bytes,
-        ends_size=max(0.0, taken / block_bytes - len(parts - set(ENDS.values()))),
+        ends_size=max(0.0, taken / block_bytes - files),
         stem_ms=ends[0],
         head_ms=ends[1],
         visit_ms=link_ms + around_ms + copies_ms,
@@ -243,6 +244,7 @@ def _device(
         runtime_ms=CALL_MS + copies_ms,
         max_batch=max_batch,
         block_bytes=block_bytes,
+        files=len(set(bundle.owners)),
         calls_ms=tuple(sorted(calls.items())),
     )
 

@@ -56,14 +56,20 @@ class PlannedDevice:
     max_batch: int = 1
     """Maximum number of images per engine call."""
     block_bytes: int = 0
-    """Memory of a block."""
+    """Memory of a block with a file of its own."""
+    files: float = math.inf
+    """Number of the blocks' files, which blocks may share."""
     calls_ms: tuple[tuple[int, float], ...] = ()
     """Time of a call for one block by number of images, ascending; empty if each image takes ``block_ms``."""
 
     def memory_of(self, parts: Sequence[int]) -> str:
         """Return the memory that parts take, and the memory that there is."""
-        taken = len(set(parts) - ENDS.keys()) + (self.ends_size if ENDS.keys() & set(parts) else 0.0)
+        taken = self.taken(len(set(parts) - ENDS.keys())) + (self.ends_size if ENDS.keys() & set(parts) else 0.0)
         return f"{taken * self.block_bytes / 2**20:,.0f} of {self.capacity * self.block_bytes / 2**20:,.0f} MiB"
+
+    def taken(self, blocks: int) -> float:
+        """Return the memory that this number of blocks takes at most, in blocks with a file of their own."""
+        return min(blocks, self.files)
 
     def part_ms(self, part: int) -> float:
         """Return the time of a part for a single image."""
@@ -167,17 +173,18 @@ class PlanningProblem:
 
     def room(self, device: PlannedDevice) -> int:
         """Return the number of different blocks that a device has room for."""
-        return int(min(self.num_blocks, device.capacity))
+        most = self.num_blocks
+        return most if device.taken(most) <= device.capacity else int(device.capacity)
 
     def check(self, objective: Objective) -> None:
         """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
         if self.most_replicas < self.replicas:
             room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
-            lacking = (copies - room) * max((one.block_bytes for one in self.devices), default=0) / 2**20
+            lacking = max((one.taken(copies - room) * one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
                 f"{self.num_blocks} blocks with {counted(self.replicas, 'holder')} each are {copies} copies; the "
-                f"memory of the devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, lower "
-                "--replicas, or export with --precision int8"
+                f"memory of the devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, "
+                f"{'lower --replicas, ' if self.replicas > 1 else ''}or export a smaller model or precision"
             )
         missing = [device.name for device in self.devices if device.watts is None]
         if objective == "energy" and missing:
@@ -205,7 +212,7 @@ def with_ends(problem: PlanningProblem, placement: Placement) -> Placement | Non
     found = dict(placement)
     for device in problem.devices:
         held = placement.get(device.name)
-        if held and len(held) + device.ends_size <= device.capacity:
+        if held and device.taken(len(held)) + device.ends_size <= device.capacity:
             found[device.name] = (*held, *(end for end, band in ends if not band.isdisjoint(held)))
     return None if problem.held(found)[SOURCE] else found
 

@@ -128,7 +128,7 @@ def test_a_folder_that_is_called_tensorrt_is_passed_over(monkeypatch, tmp_path):
     (tmp_path / "tensorrt.py").touch()
     importlib.invalidate_caches()
     with pytest.raises(
-        EngineError, match=r"^tensorrt does not load \(.*no attribute '__version__'\); use --engine onnx"
+        EngineError, match=r"^tensorrt does not load \(.*no attribute '__version__'\); run with --engine onnx"
     ):
         tensorrt_build.tensorrt_module()
     del sys.modules["tensorrt"]

@@ -19,12 +19,17 @@ def test_ends_are_held_where_bands_begin_and_end_and_memory_is_left():
     assert with_ends(free, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM, HEAD), "b": (2, 3, STEM, HEAD)}
     assert with_ends(banded, {"a": (0, 1), "b": (2, 3)}) == {"a": (0, 1, STEM), "b": (2, 3, HEAD)}
     assert with_ends(free, {"a": (0, 1, 2, 3), "b": ()}) is None
+    one, two = (PlanningProblem((PlannedDevice("a", 1.0, 1.5, ends_size=0.5, files=files),), 4) for files in (1, 2))
+    assert (one.room(one.devices[0]), two.room(two.devices[0])) == (4, 1), "blocks that share a file need it once"
+    assert with_ends(one, {"a": (0, 1, 2, 3)}) == {"a": (0, 1, 2, 3, STEM, HEAD)}
 
 
 def test_problems_without_a_plan_are_refused():
     device = PlannedDevice("a", 1.0, 3)
     with pytest.raises(UsageError, match="4 copies; the memory of the devices has room for 3"):
         PlanningProblem((device,), 4).check("latency")
+    with pytest.raises(UsageError, match="has room for 0, and 7 MiB are missing"):
+        PlanningProblem((PlannedDevice("a", 1.0, 0.9, files=1, block_bytes=7 << 20),), 4).check("latency")
     with pytest.raises(UsageError, match="needs the power of every device, which a did not report"):
         PlanningProblem((device,), 3).check("energy")
 
