@@ -76,8 +76,11 @@ class FaultySimulation(Simulation):
     def cont(self, name):
         """Resume a process; its links come back."""
         process = self.processes[name]
-        for event in self._inboxes.pop(process):
+        hung = self._hung.pop(process, None)
+        for event in self._inboxes.pop(process):  # with results that the engine returned before it hung
             self._feed(name, event)
+        if hung is not None:
+            self._hung[process] = hung
         self._set_tick(process)
         for other in self.processes:
             if other != name and name not in self.processes[other].machine.neighbors.by_name:
