@@ -263,8 +263,10 @@ class BlockView(nn.Module):
         found, own = (getattr(of.get("pos_embed"), "shape", (0, 0)) for of in (state, self.model.state_dict()))
         if len(found) != 3 or found[1] in (0, own[1]):
             return True
-        tokens = [int(state[name].shape[-2]) for name in ("cls_token", "dist_token", "reg_token") if name in state]
-        counts = itertools.accumulate((-count for count in tokens), initial=int(found[1]))  # some have no position
+        before = own[1] - getattr(self.model.patch_embed, "num_patches", own[1])  # positions of other tokens
+        names = () if before else ("cls_token", "dist_token", "reg_token")  # which have one only in the checkpoint
+        tokens = [int(state[name].shape[-2]) for name in names if name in state]
+        counts = itertools.accumulate((-count for count in tokens), initial=int(found[1]) - before)
         return any(count > 0 and math.isqrt(count) ** 2 == count for count in counts)
 
 

@@ -213,9 +213,9 @@ def test_positions_of_a_file_are_resampled_if_it_says_its_image_size(tmp_path, n
 
 def test_positions_of_an_unknown_grid_that_is_not_square_are_refused_or_mentioned(tmp_path):
     path, notes = tmp_path / "w.pth", []
-    torch.save(wide_weights((16, 32)), path)
+    torch.save(wide_weights((16, 24)), path)
     with pytest.raises(ModelError, match=r"neither square nor this model's.*img_size=\[HEIGHT,WIDTH\] --epochs 0"):
         start(init=str(path), args={**TINY, "class_token": True, "img_size": 32})
-    same_grid = start(init=str(path), args={**TINY, "class_token": True, "img_size": (16, 32)}, warn=notes.append)
-    assert same(same_grid.view.weights(), wide_weights((16, 32)))
-    assert notes == [f"{path} does not say its image size; if it is not 16 x 32, positions are mixed up"]
+    same_grid = start(init=str(path), args={**TINY, "class_token": True, "img_size": (16, 24)}, warn=notes.append)
+    assert same(same_grid.view.weights(), wide_weights((16, 24)))
+    assert notes == [f"{path} does not say its image size; if it is not 16 x 24, positions are mixed up"]
