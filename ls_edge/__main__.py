@@ -18,17 +18,20 @@ def main() -> NoReturn:
         os.environ["PYTHONUTF8"] = "1"  # for further processes; python -E and -I ignore it
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606  this very command
     interrupts.install()
-    if sys.argv[1:2] and sys.argv[1] in _STARTS_THREADS:
-        from ls_edge.device.threads import can_start_threads
+    try:
+        if sys.argv[1:2] and sys.argv[1] in _STARTS_THREADS:
+            from ls_edge.device.threads import can_start_threads
 
-        if not can_start_threads():
-            from ls_edge.cli.main import fail
-            from ls_edge.core.errors import THREAD_LIMIT
+            if not can_start_threads():
+                from ls_edge.cli.main import fail
+                from ls_edge.core.errors import THREAD_LIMIT
 
-            fail(THREAD_LIMIT, 1, sys.argv)
-    from ls_edge.cli.main import main as run
+                fail(THREAD_LIMIT, 1, sys.argv)
+        from ls_edge.cli.main import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # a signal between two imports
+        interrupts.leave(interrupts.received)
 
 
 if __name__ == "__main__":

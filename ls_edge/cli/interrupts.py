@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
+import time
 from types import FrameType
 from typing import NoReturn
 
@@ -43,10 +45,12 @@ def stop_on_ctrl_c() -> None:
 
 def leave(number: int) -> NoReturn:
     """End the process immediately, and show the terminal's cursor again."""
-    cursor = b"\x1b[?25h" if os.isatty(2) else b""
+    cursor, line = "\x1b[?25h" if os.isatty(2) else "", f"ls-edge: {WORDS[signal.Signals(number)]}"
+    if "--log-json" in sys.argv:
+        line = f'{{"time": {time.time():.3f}, "level": "error", "event": "{WORDS[signal.Signals(number)]}"}}'
     try:
         if select.select([], [2], [], 0)[1]:  # its terminal may be stopped by Ctrl-S
-            os.write(2, cursor + f"ls-edge: {WORDS[signal.Signals(number)]}\n".encode())
+            os.write(2, f"{cursor}{line}\n".encode())
     finally:
         os._exit(128 + number)
 

@@ -12,6 +12,9 @@ from ls_edge.device.requirements import require
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
+CLIENT_S = 10.0
+"""Maximum time for a client to send its request, in seconds; Prometheus waits as long for answers."""
+
 
 @contextlib.contextmanager
 def metrics_port(address: str) -> Iterator[Callable[[Collector], str]]:
@@ -32,6 +35,10 @@ def metrics_port(address: str) -> Iterator[Callable[[Collector], str]]:
     except OSError as error:
         why = error.strerror or error
         raise LinkError(f"--metrics {address}: cannot listen ({why}); free the port, or give another") from None
+
+    # Any client can break a connection, which would write a traceback to the log, or leave one open forever.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.RequestHandlerClass.timeout = CLIENT_S  # type: ignore[attr-defined]
 
     def serve(collector: Collector) -> str:
         add_collectors(registry, collector)

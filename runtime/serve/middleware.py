@@ -25,7 +25,7 @@ _GONE = 499
 """Status of a client that went away, as in nginx."""
 INFERENCE = ("/predict", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 """Paths that classify images."""
-_OUTCOMES = (200, 400, 500, 502, 503, 504)
+_OUTCOMES = (200, 400, _GONE, 500, 502, 503, 504)
 """Statuses of these paths whose counts begin with zero: the first increase of a missing series is not seen."""
 
 

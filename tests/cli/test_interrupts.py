@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: one line, the right exit code, from the first import of a command on."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -28,6 +29,14 @@ from ls_edge.__main__ import main
 main()
 """
 
+AT_START = """
+import os
+from ls_edge.device import threads
+threads.can_start_threads = lambda: os.kill(os.getpid(), {number})
+from ls_edge.__main__ import main
+main()
+"""
+
 
 def python(code, *arguments, **options):
     return subprocess.run(
@@ -36,14 +45,14 @@ def python(code, *arguments, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["--version", "run", "train", "peer"])
-@pytest.mark.parametrize(
-    ("number", "line"), [(signal.SIGINT, "ls-edge: interrupted\n"), (signal.SIGTERM, "ls-edge: terminated\n")]
-)
-def test_a_signal_in_the_first_import_is_one_line(command, number, line):
-    arguments = [command] if command.startswith("-") else [command, "--help"]
-    done = python(AT_IMPORT.format(module="click", number=int(number)), *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", line)
+@pytest.mark.parametrize("command", ["--version", "run --help", "train --help", "peer --help", "peer --log-json"])
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_before_a_command_begins_is_one_line(command, number, word):
+    is_json = command.endswith("json")
+    code = AT_START if is_json else AT_IMPORT  # between two imports, or during one
+    done = python(code.format(module="click", number=int(number)), *command.split())
+    line = f"ls-edge: {json.loads(done.stderr)['event']}\n" if is_json else done.stderr
+    assert (done.returncode, done.stdout, line) == (128 + number, "", f"ls-edge: {word}\n")
 
 
 @pytest.mark.parametrize("module", ["numpy", "ls_edge.runtime.source.source"])

@@ -3,16 +3,20 @@
 import contextlib
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import wait
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ls_edge.cli import metrics_listener
 from ls_edge.cli.metrics_listener import metrics_port
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
@@ -219,6 +223,17 @@ def test_addresses_that_cannot_be_used(file, text, error, words):
 def metrics(text):
     with metrics_port(text):
         pass
+
+
+def test_clients_that_break_their_connections_or_leave_them_open(monkeypatch, capsys):
+    monkeypatch.setattr(metrics_listener, "CLIENT_S", 0.2)
+    with listening(DeviceCollector(Sensors())) as url:
+        address = urlsplit(url).hostname, urlsplit(url).port
+        with socket.create_connection(address) as broken:
+            broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.create_connection(address, timeout=10) as silent:
+            assert silent.recv(1) == b""
+    assert capsys.readouterr().err == ""
 
 
 def test_addresses():

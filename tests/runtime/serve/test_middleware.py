@@ -34,13 +34,14 @@ def test_client_that_goes_away_cancels_its_image(tmp_path, bundle, ls_edge, wait
         local.wait_warm()
         server = Server(ls_edge, local.path, bundle, "--concurrency", 1)
         wait_until(lambda: server.get("/health/ready")[0] == 200)
-        body = picture()
+        body, gone = picture(), ("ls_edge_http_responses_total", "/predict", "499")
+        assert samples(server)[gone] == 0  # otherwise its first increase is not seen
         with socket.create_connection(server.address, timeout=10) as connection:
             head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
         wait_until(lambda: samples(server)["ls_edge_source_canceled_requests_total",] == 1)
-        wait_until(lambda: samples(server).get(("ls_edge_http_responses_total", "/predict", "499")) == 1)
+        wait_until(lambda: samples(server)[gone] == 1)
         local.set_faults("a", Faults())
         wait_until(lambda: server.predict(body)[0] == 200)  # its place is free
 
