@@ -127,8 +127,9 @@ class Applier(Sender):
         version = version_of(self._digest, announced)
         self._file = FileVersion(version, self._digest)
         goals = {name: self._goal(new, name, welcome) for name, welcome in welcomes.items() if name in listed}
-        self._model_id = model.manifest.model_id
-        if self._rolls_back and all(self._wanted(name) in (b"", self._active(name)) for name in welcomes):
+        back = {one.stored.previous_model for name, one in self.sessions.items() if one.stored and self._returns(name)}
+        self._model_id = max(back, default=b"").hex() or model.manifest.model_id
+        if self._rolls_back and not any(map(self._returns, welcomes)):
             raise UsageError("no peer can return to a previous bundle; give --bundle to apply one")
         others = {name: one.model_id for name, one in welcomes.items() if one.model_id not in ("", self._model_id)}
         self._plan = plan_change(
@@ -212,6 +213,10 @@ class Applier(Sender):
         if stored is None or not self._rolls_back or (len(active) > 1 and stored.previous not in active):
             return self._active(name)
         return stored.previous
+
+    def _returns(self, name: str) -> bool:
+        """Return whether a peer returns to its previous bundle."""
+        return self._rolls_back and self._wanted(name) not in (b"", self._active(name))
 
     def _active(self, name: str) -> bytes:
         """Return the SHA-256 of the manifest of the bundle that a peer serves; empty if it serves none."""

@@ -439,6 +439,8 @@ class Stored(_Message, frozen=True, tag="stored"):
     """Current step of the engine that is built or opened next."""
     behind: Annotated[tuple[Name, ...], Meta(max_length=MAX_BEHIND)] = ()
     """Linked sources that have not announced the offered ``peers.yaml`` yet."""
+    previous_model: DigestOrNone = b""
+    """Id of the model of the previous bundle."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,9 @@ class PeerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
-        peer, listed = self._snapshot(), [one.name for one in self._peers().peers]
+        peer = self._snapshot()
+        # A process without a bundle, such as a removed peer, has no links: the others are not unreachable.
+        listed = [one.name for one in self._peers().peers if peer.bundle_id]
         yield _build("peer", peer.name, peer.bundle_id)
         for name, text, value in (
             ("warm", "1 if the engines are loaded and requests are accepted.", peer.warm),

@@ -482,4 +482,4 @@ class Installer:
         elif other := self._other_holder(pusher):
             reason = f"{other} is pushing a bundle; try again when it has finished"
             report = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
-        self._send(pusher, report)
+        self._send(pusher, msgspec.structs.replace(report, previous_model=self._store.model_of(record.previous)))

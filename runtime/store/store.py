@@ -75,6 +75,7 @@ class Store(FileStore):
         """Record of the served bundle and of the last switch."""
         self.difference = ""
         """Difference, with advice, between disk and memory, by the last :meth:`compare`; empty if there is none."""
+        self._models: dict[str, bytes] = {}
 
     # The served bundle.
 
@@ -110,6 +111,13 @@ class Store(FileStore):
         )
         parts = msgspec.structs.replace(opened.parts, stem=stem, head=head, blocks=tuple(blocks))
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def model_of(self, manifest: str | None) -> bytes:
+        """Return the id of the model of a bundle; empty without a bundle, or if its manifest is damaged."""
+        if manifest is not None and manifest not in self._models:
+            with contextlib.suppress(BundleError):
+                self._models[manifest] = bytes.fromhex(self.open(manifest).manifest.model_id)
+        return self._models.get(manifest or "", b"")
 
     def read_file(self, file: AppliedFile) -> PeersFile:
         """Return an applied ``peers.yaml``; raise :class:`BundleError` if it is damaged, or its own errors."""

@@ -252,7 +252,7 @@ def test_a_new_model_reaches_sources_without_a_bundle_and_loses_no_answer(fleet,
         assert [text.partition(" ")[0].partition(".")[0] for text in warned] == ["laptop"]
         assert new.model_id[:12] in own.snapshot.mismatched["a"]
         before = edited(peers, lambda _named, _document: None, "before.yaml")
-        apply(peers, before, tiny_bundle, on_warning=warned.append)  # rolled back: both sources answer
+        apply(peers, before, "previous", on_warning=warned.append)  # both sources answer
         wait_until(lambda: thin.bundle.manifest.bundle_id == old.bundle_id, timeout=30)
         assert own.wait_ready(30.0) == thin.wait_ready(30.0) == ()
         assert not own.submit(bombs.flat(40, "JPEG")).result(30).degraded

@@ -181,6 +181,7 @@ def test_documented_figures_exist(file, tiny_bundle):
             *PeerCollector(lambda: file, lambda: PeerSnapshot("a")).collect(),
             *DeviceCollector(Sensors()).collect(),
         ]
+    assert not [one.samples for one in families if one.name == "ls_edge_neighbor_up"][1]  # without a bundle
     names = {family.name + {"counter": "_total", "info": "_info"}.get(family.type, "") for family in families}
     rows = [re.findall(r"`(\w+)[`{]", row) for row in re.findall(r"^\| (`ls_edge_.*?) \|", text, re.M)]
     room = re.compile(r"ls_edge_[a-z]+")  # which is left out of the further names of a row
