@@ -38,10 +38,10 @@ main()
 """
 
 
-def python(code, *arguments, **options):
+def python(code, *arguments, preexec_fn=hear_ctrl_c, **options):
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False, preexec_fn=hear_ctrl_c, **options,
+        capture_output=True, text=True, timeout=120, check=False, preexec_fn=preexec_fn, **options,
     )  # fmt: skip
 
 
@@ -120,18 +120,13 @@ def test_sigterm_ends_a_forked_process():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{int(signal.SIGTERM)}\n", "")
 
 
-def test_a_signal_that_is_ignored_stays_ignored(write_peers, tiny_bundle, tmp_path):
-    def ignore():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
+def test_a_signal_that_is_ignored_stays_ignored(write_peers, tiny_bundle):
     code = AT_IMPORT.format(module="numpy", number=int(signal.SIGINT))
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "--peers", str(write_peers({"a": range(6)})), "--bundle", str(tiny_bundle),
-         "--data", "digits", "--wait", "0"],
-        capture_output=True, text=True, timeout=60, check=False, preexec_fn=ignore,
+    done = python(
+        code, "run", "--peers", write_peers({"a": range(6)}), "--bundle", tiny_bundle, "--data", "digits",
+        "--wait", "0", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
-    assert done.returncode == 1
-    assert "no holder" in done.stderr
+    assert (done.returncode, "no holder" in done.stderr) == (1, True), done.stderr
 
 
 def test_standard_output_that_takes_nothing_is_one_line():
@@ -141,8 +136,10 @@ def test_standard_output_that_takes_nothing_is_one_line():
                 [sys.executable, "-m", "ls_edge", *arguments],
                 stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
             )  # fmt: skip
-        assert done.returncode == 1
-        assert done.stderr == "ls-edge: No space left on device; make room where the output goes\n"
+        assert (done.returncode, done.stderr) == (
+            1,
+            "ls-edge: No space left on device; make room where the output goes\n",
+        )
 
 
 BLOCK_TORCH = """
@@ -177,6 +174,4 @@ def test_mistakes_are_found_before_torch_is_imported(tmp_path, arguments, what, 
     for name in ("config.yaml", "model.safetensors"):
         (tmp_path / "run" / name).write_text("")
     done = python(BLOCK_TORCH, *arguments, cwd=tmp_path)
-    assert done.returncode == code
-    assert what in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert (done.returncode, what in done.stderr, done.stderr.count("\n")) == (code, True, 1), done.stderr
