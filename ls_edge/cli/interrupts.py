@@ -20,6 +20,8 @@ from typing import NoReturn
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
+RELOADING = ("predict", "peer", "run", "serve")
+"""Commands for which SIGHUP means to read their files again, also before they have read them."""
 received = 0
 """Signal received, or 0."""
 finishing = False
@@ -35,6 +37,8 @@ def install() -> None:
         signal.signal(signal.SIGINT, _interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
+    if sys.argv[1:2] and sys.argv[1] in RELOADING and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        ReloadRequest().__enter__()
 
 
 def stop_on_ctrl_c() -> None:
@@ -100,6 +104,8 @@ class ReloadRequest:
     def __enter__(self) -> ReloadRequest:
         self._terminals = _terminals()
         self._before = signal.signal(signal.SIGHUP, self._note)
+        earlier = getattr(self._before, "__self__", None)  # that of install(): the files may be read by now
+        self._asked = isinstance(earlier, ReloadRequest) and earlier.take()
         return self
 
     def __exit__(self, *_: object) -> None:

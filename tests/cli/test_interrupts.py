@@ -120,8 +120,10 @@ def test_sigterm_ends_a_forked_process():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{int(signal.SIGTERM)}\n", "")
 
 
-def test_a_signal_that_is_ignored_stays_ignored(write_peers, tiny_bundle):
-    code = AT_IMPORT.format(module="numpy", number=int(signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_signals_that_end_no_command_as_it_starts(write_peers, tiny_bundle, number):
+    # SIGINT stays ignored; SIGHUP asks to read files that are read anyway.
+    code = AT_IMPORT.format(module="numpy", number=int(number))
     done = python(
         code, "run", "--peers", write_peers({"a": range(6)}), "--bundle", tiny_bundle, "--data", "digits",
         "--wait", "0", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),

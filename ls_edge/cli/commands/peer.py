@@ -73,7 +73,7 @@ def command(
     if (bundle is None) == (store is None):
         raise UsageError("give either --bundle FOLDER, or --store FOLDER for bundles from 'ls-edge apply'")
     with contextlib.ExitStack() as stack:
-        reload = stack.enter_context(ReloadRequest())  # first of all: until its handler is set, SIGHUP ends the process
+        reload = stack.enter_context(ReloadRequest())
         file = open_peers(peers)
         # Bind the port before anything that takes long.
         serve_metrics = stack.enter_context(metrics_port(metrics)) if metrics is not None else None
