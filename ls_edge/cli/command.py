@@ -146,7 +146,7 @@ def _without_large_range(text: str) -> str:
         ends = re.findall(r"[\d.]+", found[0])
         return found[0] if len(ends) == 2 and float(ends[1]) <= _MOST_SHOWN else ""
 
-    return _RANGE.sub(shown, text).replace("  []", "")
+    return _RANGE.sub(shown, text).replace("  []", "").replace("[; ", "[")
 
 
 def exit_code(answered: int, imperfect: int) -> int:

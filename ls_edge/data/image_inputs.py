@@ -47,7 +47,8 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
     elif given == "-":
         yield ImageInput("-", lambda: read_whole(sys.stdin.buffer, "standard input"))
     elif not given or not Path(given).exists():  # an empty path would be the working folder
-        yield ImageInput(visible_name(given), error=DataError("no such file or folder; check the path"))
+        why = "no such file or folder; check the path" if given else "the path is empty; name a file or folder"
+        yield ImageInput(visible_name(given), error=DataError(why))
     elif Path(given).is_dir():
         yield from _folder(given)
     else:

@@ -267,6 +267,8 @@ CASES = r"""
 2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle
 1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
 2 | predict | Missing argument 'IMAGE...'
+1 | predict --bundle bundle '' | the path is empty; name a file or folder
+2 | publish bundle --to '' | '--to': the path is empty; name a file or folder
 1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
 1 | predict --peers good.yaml --bundle bundle empty | empty: the folder has no images; their names must end in .bmp,
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000

@@ -22,7 +22,13 @@ from ls_edge.report.terminal import open_console
     ),
 )
 @click.argument("run_or_bundle", type=options.FILE)
-@options.text("--to", "New folder, or repository on the Hub.", "DIR|hf-hub:OWNER/NAME", required=True)
+@options.path(
+    "--to",
+    "New folder, or repository on the Hub.",
+    type=options.FilePath(),
+    metavar="DIR|hf-hub:OWNER/NAME",
+    required=True,
+)
 @options.JSON
 def command(run_or_bundle: Path, to: str, as_json: bool) -> None:
     """Write a run or a bundle with a model card into a folder, or upload it to the Hugging Face Hub.

@@ -104,6 +104,8 @@ def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
     found: list[NamedProfile] = []
     for argument in arguments:
         names, equals, path = argument.rpartition("=")
+        if not path:
+            raise UsageError(f"{argument!r} names no file; write FILE, or NAME=FILE")
         profile = load_profile(path)
         for name in names.split(",") if equals else (profile.device.name,):
             if not is_name(name):
@@ -212,6 +214,8 @@ def _device(
 ) -> PlannedDevice:
     profile = one.profile
     calls = {int(size): timed.block_ms for size, timed in profile.batch.items()}
+    if (least := min(calls)) > 1:
+        assumed.append(f"{one.name} takes 1/{least} of the time of {least} images for one: measure it with --batch 1")
     max_batch = _max_batch(one, inputs, calls)
     full = profile.batch[str(min(calls, key=lambda size: (abs(size - max_batch), size)))]
     ends = _ends_ms(profile)

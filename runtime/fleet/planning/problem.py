@@ -178,6 +178,12 @@ class PlanningProblem:
 
     def check(self, objective: Objective) -> None:
         """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
+        if len(self.devices) < self.replicas:
+            raise UsageError(
+                f"{self.replicas} holders of each block need as many devices, there "
+                f"{'is' if len(self.devices) == 1 else 'are'} {counted(len(self.devices), 'device')}; add devices, or "
+                "lower --replicas"
+            )
         if self.most_replicas < self.replicas:
             room, copies = sum(map(self.room, self.devices)), self.num_blocks * self.replicas
             lacking = max((one.taken(copies - room) * one.block_bytes for one in self.devices), default=0) / 2**20

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.text import counted
 from ls_edge.evaluation.simulation_summary import FleetSettings
 from ls_edge.runtime.fleet.planning.document import requests_at_once
 from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -119,4 +120,4 @@ def _plan_site(
     try:
         return site, plan_placement(site, "throughput", exactly=replicas is not None).best.placement, kinds
     except UsageError as error:
-        raise UsageError(f"a site of {len(devices)} devices: {error}") from None
+        raise UsageError(f"a site of {counted(len(devices), 'device')}: {error}") from None

@@ -187,7 +187,7 @@ def test_unusable_profiles_and_options_are_one_line(command, bundle, profile, tm
         ((other, a), 1, "measure this bundle on that device"),
         ((bundle, tmp_path / "none.json"), 1, "No such file or directory; make it with 'ls-edge"),
         ((bundle, a, "--run", a), 1, "is not a run"),
-        ((bundle, a, "--replicas", "2"), 2, "8 copies; the memory of the devices has room for 4"),
+        ((bundle, a, "--replicas", "2"), 2, "2 holders of each block need as many devices, there is 1 device; add"),
         ((bundle, a, b, "--objective", "energy"), 2, "which a, b did not report"),
         ((bundle, a, "--peers", a), 2, "give --out FILE as well"),
     ):

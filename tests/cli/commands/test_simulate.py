@@ -88,7 +88,7 @@ def test_slow_links_and_a_run_change_the_latency(command, bundle, profile, tmp_p
     [
         (("--churn", "often"), "--churn 'often' has no times from 1ms to 8784h; write up=10m,down=30s"),
         (("--rate", "1e-9", "--churn", "up=1h,down=3m"), "5 requests at 1e-09 per second see about 2.65e+06 losses"),
-        (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
+        (("--replicas", "9"), "a site of 2 devices: 9 holders of each block need"),
         (("--report", "."), "cannot write .: it is a folder; name a file"),
         (("--rate", "0"), "0.0 is not in the range"),
         (("--devices", "0"), "0 is not in the range"),

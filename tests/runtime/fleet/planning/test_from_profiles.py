@@ -164,8 +164,9 @@ def test_the_source_is_as_fast_as_the_fastest_device_unless_its_profile_is_given
 def test_profiles_of_other_models_are_refused_and_throttling_is_named(bundle, make_profile):
     with pytest.raises(DataError, match=r"is of model f+.*measure this bundle on that device"):
         problem_of(bundle, PlanningInputs((make_profile(model_id="f" * 64),)))
-    hot = make_profile(throttled=True, throttled_by=["heat"])
-    assert assumes(problem_of(bundle, PlanningInputs((hot,)))[1], "although it throttled (heat): measure it again")
+    hot = make_profile(throttled=True, throttled_by=["heat"], batches=(("4", 8.0, None),))
+    for line in ("although it throttled (heat): measure it again", "a takes 1/4 of the time of 4 images for one"):
+        assert assumes(problem_of(bundle, PlanningInputs((hot,)))[1], line)
 
 
 def test_energy_is_not_compared_silently_where_the_sensors_measure_different_things(bundle, make_profile):
@@ -182,6 +183,7 @@ def test_a_profile_may_stand_for_several_devices(make_profile, tmp_path):
     assert [one.name for one in read_profiles([f"x,y={path}", str(path)])] == ["x", "y", "a"]
     for words, message in (
         ([str(path), f"a={path}"], "'a' names another profile, too; rename one, for example a-b="),
+        (["a="], "'a=' names no file; write FILE"),
         ([f"source={path}"], "'source' names the process that has the images, too"),
         ([f"x y={path}"], "'x y' cannot name a device"),
     ):

@@ -28,6 +28,7 @@ def test_a_fleet_is_divided_into_sites_that_are_alike(make_problem):
     ("settings", "replicas", "message"),
     [
         ({"devices": 1}, None, "--devices 1 is less than the number of profiles .2.; raise it"),
+        ({"devices": 2}, 3, "a site of 2 devices: 3 holders of each block need as many devices, there are 2 devices"),
         ({"devices": 2}, 2, "a site of 2 devices: 4 blocks with 2 holders each are 8 copies"),
     ],
 )
