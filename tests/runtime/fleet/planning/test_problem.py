@@ -25,13 +25,14 @@ def test_ends_are_held_where_bands_begin_and_end_and_memory_is_left():
 
 
 def test_problems_without_a_plan_are_refused():
-    device = PlannedDevice("a", 1.0, 3)
-    with pytest.raises(UsageError, match="4 copies; the memory of the devices has room for 3"):
-        PlanningProblem((device,), 4).check("latency")
-    with pytest.raises(UsageError, match="has room for 0, and 7 MiB are missing"):
-        PlanningProblem((PlannedDevice("a", 1.0, 0.9, files=1, block_bytes=7 << 20),), 4).check("latency")
-    with pytest.raises(UsageError, match="needs the power of every device, which a did not report"):
-        PlanningProblem((device,), 3).check("energy")
+    device, shared = PlannedDevice("a", 1.0, 3), PlannedDevice("a", 1.0, 0.9, files=1, block_bytes=7 << 20)
+    for held, objective, message in (
+        ((device, 4), "latency", "4 copies; the memory of the devices has room for 3"),
+        ((shared, 4), "latency", "has room for 0, and 7 MiB are missing"),
+        ((device, 3), "energy", "needs the power of every device, which a did not report"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PlanningProblem((held[0],), held[1]).check(objective)
 
 
 def test_a_call_takes_the_measured_time_and_between_measured_sizes_a_share_of_both():
