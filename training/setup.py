@@ -165,7 +165,7 @@ class Setup:
                 config = _with_model(config, **{name: pin_to_commit(given)})
         with self.context.one_first():  # the first process downloads data and weights
             init = config.model.init
-            local = _with_model(config, init=None if init is None else _run_or_file(str(local_folder(init))))
+            local = _with_model(config, init=None if init is None else str(local_folder(init)))
             images = in_class_order(open_data(config.data.source, "train"), local)
             initial = make_initial_weights(
                 local.model, images.classes, seed=config.seed, model_named=model_named, warn=self.reporter.warn
@@ -273,19 +273,12 @@ def _with_model(config: TrainConfig, **changes: str | None) -> TrainConfig:
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **changes))
 
 
-def _run_or_file(path: str) -> str:
-    """Return a path, or the run that it is the file of weights of."""
-    file = Path(path)
-    if file.name == WEIGHTS and file.is_file():
-        with contextlib.suppress(LsEdgeError):  # another program's configuration
-            read_record(file.parent)
-            return str(file.parent)
-    return path
-
-
 def _run_of(path: str | None) -> list[tuple[RunFile, RunRecord]]:
     """Return the configuration of a run, or of the run that a file of weights belongs to, if it is one."""
-    folder = Path(_run_or_file(path or ""))
+    folder = Path(path or "")
+    if folder.name == WEIGHTS and folder.is_file():
+        with contextlib.suppress(LsEdgeError):  # another program's configuration
+            return [read_record(folder.parent)]
     return [read_record(folder)] if path and (folder / CONFIG).is_file() else []
 
 

@@ -59,12 +59,6 @@ def test_a_second_stage_does_not_validate_on_what_its_start_was_trained_on(folde
     assert warnings == []
 
 
-def test_the_file_of_weights_in_a_run_continues_with_the_method_of_the_run(folder, tmp_path):
-    train(settings(str(folder / "data"), method="anyorder"), tmp_path / "first", reporter=Silent())
-    stage(folder, tmp_path / "run", init=str(tmp_path / "first" / "model.safetensors"), method=None)
-    assert load_run(tmp_path / "run").record.method == "anyorder"
-
-
 def test_every_seed_of_a_second_stage_has_the_validation_images_of_the_start(folder, tmp_path):
     more = ["--init", folder / "start", "--seeds", 3, "--epochs", 1, "--batch-size", 16, "--threads", 1]
     assert call("train", "--data", folder / "data", "--out", tmp_path / "runs", "--method", "shuffle", *more) == 0
