@@ -50,7 +50,7 @@ def stop_on_ctrl_c() -> None:
 def leave(number: int) -> NoReturn:
     """End the process immediately, and show the terminal's cursor again."""
     cursor, line = "\x1b[?25h" if os.isatty(2) else "", f"ls-edge: {WORDS[signal.Signals(number)]}"
-    if "--log-json" in sys.argv:
+    if "--log-json" in sys.argv:  # a line of the log, whose modules may not be imported yet
         line = f'{{"time": {time.time():.3f}, "level": "error", "event": "{WORDS[signal.Signals(number)]}"}}'
     try:
         if select.select([], [2], [], 0)[1]:  # its terminal may be stopped by Ctrl-S

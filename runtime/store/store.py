@@ -76,6 +76,7 @@ class Store(FileStore):
         self.difference = ""
         """Difference, with advice, between disk and memory, by the last :meth:`compare`; empty if there is none."""
         self._models: dict[str, bytes] = {}
+        """Id of the model by manifest, so that a report opens each manifest once."""
 
     # The served bundle.
 
