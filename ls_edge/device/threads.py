@@ -10,6 +10,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,4 +168,8 @@ def can_start_threads(count: int = NEEDED) -> bool:
         with contextlib.suppress(RuntimeError):
             for thread in started:
                 thread.join()
+                # The system counts a thread for some time after ``join()``, and the caller starts as many again.
+                task, ends = Path(f"/proc/self/task/{thread.native_id}"), time.monotonic() + 1
+                while task.exists() and time.monotonic() < ends:
+                    time.sleep(0.001)
     return True
