@@ -165,11 +165,11 @@ def can_start_threads(count: int = NEEDED) -> bool:
         return False
     finally:
         release.set()
+        ends = time.monotonic() + 10
         with contextlib.suppress(RuntimeError):
             for thread in started:
                 thread.join()
                 # The system counts a thread for some time after ``join()``, and the caller starts as many again.
-                task, ends = Path(f"/proc/self/task/{thread.native_id}"), time.monotonic() + 1
-                while task.exists() and time.monotonic() < ends:
+                while Path(f"/proc/self/task/{thread.native_id}").exists() and time.monotonic() < ends:
                     time.sleep(0.001)
     return True
