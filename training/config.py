@@ -7,14 +7,12 @@ override the file, the file overrides the defaults, and the effective settings a
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from ls_edge.core import validation
@@ -344,22 +342,5 @@ def find_recipe(path: Path) -> Path:
 
 def to_yaml(value: msgspec.Struct) -> str:
     """Return a struct as YAML that :func:`ls_edge.core.validation.load_yaml` reads."""
-    return yaml.dump(
-        msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True,
-        width=100,
-    )  # fmt: skip
-
-
-class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes strings such as ``1e3``, which :func:`ls_edge.core.validation.load_yaml` reads as numbers.
-
-    Unicode line breaks, which parsers convert to spaces, are escaped.
-    """
-
-
-def _represent(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    quoted = not isinstance(validation.plain_value(text), str) or re.search("[\x85\u2028\u2029]", text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
-
-
-_Dumper.add_representer(str, _represent)
+    how = {"default_flow_style": None, "allow_unicode": True, "width": 100}
+    return validation.dump_yaml(msgspec.to_builtins(value), **how)

@@ -392,6 +392,31 @@ def plain_value(text: str) -> bool | float | str | None:
     return int(text) if text.lstrip("+-").isdecimal() else float(text)
 
 
+def yaml_text(text: str) -> str:
+    """Return text as it is written in a YAML file: in quotes if it would be read as something else."""
+    return text if isinstance(plain_value(text), str) else f'"{text}"'
+
+
+def dump_yaml(value: Any, **how: Any) -> str:
+    """Return plain values as YAML that :func:`load_yaml` reads; ``how`` are options of ``yaml.dump``."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, **how))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that quotes strings such as ``1e3``, which :func:`load_yaml` reads as numbers.
+
+    Unicode line breaks, which parsers convert to spaces, are escaped.
+    """
+
+
+def _represent(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    quoted = yaml_text(text) != text or re.search("[\x85\u2028\u2029]", text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _represent)
+
+
 def _scalar(node: yaml.ScalarNode, where: Path_, source_map: SourceMap) -> Any:
     if node.style:
         return node.value

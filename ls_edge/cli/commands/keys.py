@@ -10,6 +10,7 @@ from ls_edge.cli import options
 from ls_edge.cli.command import Command, Group
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import place_of_key
+from ls_edge.core.validation import yaml_text
 from ls_edge.runtime.transport.keys import new_keys
 
 
@@ -45,5 +46,5 @@ def new(name: str, out: Path, into: Path | None) -> None:
         write_output(into, f'{place[0]}"{key}"{place[1]}')
         click.echo(f"wrote the public key of {name} to {into}", err=True)
     click.echo(f'public_key: "{key}"')
-    click.echo(f'- {{name: {name}, public_key: "{key}"}}')
+    click.echo(f'- {{name: {yaml_text(name)}, public_key: "{key}"}}')
     click.echo(f"wrote {public} and {secret}; the secret one is for --secret-key on its own machine only", err=True)

@@ -19,6 +19,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import host_of, ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
 from ls_edge.core.text import format_ranges
+from ls_edge.core.validation import yaml_text
 from ls_edge.device.diagnostics import PEER_MIB
 from ls_edge.runtime.transport.keys import KeyPair, new_keys
 
@@ -64,7 +65,7 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     if existing:
         raise UsageError(f"{existing[0]} exists and is not overwritten; give another --out, or remove it first")
     keys = {name: _new_keys(name, out)[0].public.decode() for name in (source, *dict(fleet))}
-    lines = ["sources:", f'  - {{name: {source}, public_key: "{keys[source]}", may_push: true}}', "peers:"]
+    lines = ["sources:", f'  - {{name: {yaml_text(source)}, public_key: "{keys[source]}", may_push: true}}', "peers:"]
     if model is not None:
         mib = PEER_MIB + 1.05 * sum(model.memory_of([f"block {index}" for index in range(count)])) / 2**20
         need = f"a peer with blocks 0-{count - 1} needs {mib:,.0f} MiB of memory on a CPU; for less, use 'ls-edge plan'"
@@ -160,6 +161,7 @@ def _entry(name: str, host: str, port: int, blocks: str, key: str) -> str:
     address = f"tcp://{host}:{port}"
     everywhere = f"tcp://[::]:{port}" if host.startswith("[") else f"tcp://0.0.0.0:{port}"
     bind = address if is_loopback(address) else everywhere
+    name = yaml_text(name)
     return f'{{name: {name}, address: "{address}", bind: "{bind}", blocks: "{blocks}",\n     public_key: "{key}"}}'
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
@@ -18,7 +17,7 @@ from ls_edge.core.files import write_output
 from ls_edge.core.parts import ENDS
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import NOTHING, format_ranges, show, show_ms
-from ls_edge.core.validation import load_yaml
+from ls_edge.core.validation import dump_yaml, load_yaml
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document
 from ls_edge.runtime.fleet.planning.from_profiles import MeasuredRun, PlanningInputs, problem_of, read_profiles
@@ -133,7 +132,7 @@ def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards:
             kept.append({**entry, "blocks": format_ranges(blocks)})
             if (batch := plan.max_batch.get(entry["name"], 1)) > 1 or "max_batch" in entry:
                 kept[-1]["max_batch"] = batch
-    write_output(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
+    write_output(out, text + dump_yaml({**document, "peers": kept}))
 
 
 def _print(document: PlanDocument) -> None:

@@ -16,7 +16,7 @@ def keys_new(capsys, *arguments):
 def test_the_printed_lines_make_a_peers_file(tmp_path, capsys):
     code, peer = keys_new(capsys, "orin-0", "--out", str(tmp_path))
     assert code == 0
-    code, source = keys_new(capsys, "laptop", "--out", str(tmp_path))
+    code, source = keys_new(capsys, "12", "--out", str(tmp_path))
     assert code == 0
     path = tmp_path / "peers.yaml"
     path.write_text(
@@ -26,7 +26,7 @@ def test_the_printed_lines_make_a_peers_file(tmp_path, capsys):
     file = load_peers(path)
     assert file.uses_keys
     assert file.peers[0].public_key.encode() == zmq.auth.load_certificate(tmp_path / "orin-0.key")[0]
-    assert file.sources[0].public_key.encode() == zmq.auth.load_certificate(tmp_path / "laptop.key_secret")[0]
+    assert file.sources[0].public_key.encode() == zmq.auth.load_certificate(tmp_path / "12.key_secret")[0]
 
 
 def test_the_secret_is_never_printed(tmp_path, capsys):

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built w
 
 def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     out = tmp_path / "fleet"
-    hosts = ["127.0.0.1", "b=127.0.0.1", "orin-2.local", "c=fd00::11", "[fd00::12]"]
-    code, printed, errors = command("peers", "new", *hosts, "--source", "laptop", "--bundle", bundle, "--out", out)
+    hosts = ["127.0.0.1", "2e3=127.0.0.1", "orin-2.local", "c=fd00::11", "[fd00::12]"]
+    code, printed, errors = command("peers", "new", *hosts, "--source", "no", "--bundle", bundle, "--out", out)
     assert code == 0
     need = 90 + 1.05 * sum((bundle / f"blocks/{index:02d}.onnx").stat().st_size for index in range(4)) / 2**20
     for text in (errors, (out / "peers.yaml").read_text()):
@@ -27,21 +27,21 @@ def test_the_written_file_and_keys_start_a_fleet(command, bundle, tmp_path):
     file.of_model(Bundle.open(bundle).num_blocks)
     assert [(peer.name, peer.address, peer.bind, peer.blocks) for peer in file.peers] == [
         ("peer-0", "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5555", (0, 1, 2, 3)),
-        ("b", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5556", (0, 1, 2, 3)),
+        ("2e3", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5556", (0, 1, 2, 3)),
         ("orin-2", "tcp://orin-2.local:5555", "tcp://0.0.0.0:5555", (0, 1, 2, 3)),
         ("c", "tcp://[fd00::11]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
         ("peer-4", "tcp://[fd00::12]:5555", "tcp://[::]:5555", (0, 1, 2, 3)),
     ]
-    assert pusher_name(file, load_secret(out / "laptop.key_secret")) == "laptop"
+    assert pusher_name(file, load_secret(out / "no.key_secret")) == "no"
     for entry in file.peers:
         assert load_secret(out / f"{entry.name}.key_secret").public.decode() == entry.public_key
         assert (out / f"{entry.name}.key_secret").stat().st_mode & 0o777 == 0o600
     assert (out / ".gitignore").read_text() == "*.key_secret\n"
     starts = [shlex.split(line)[1:] for line in printed.splitlines() if line.startswith("ls-edge peer ")]
-    assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "b", "orin-2", "c", "peer-4"]
+    assert [words[words.index("--name") + 1] for words in starts] == ["peer-0", "2e3", "orin-2", "c", "peer-4"]
     copies = [line for line in printed.splitlines() if line.startswith("scp ")]
     assert copies[2] == f"scp {out}/peers.yaml {out}/orin-2.key_secret orin-2.local:"
-    peer = Peer.open(out / "peers.yaml", "b", store=tmp_path / "store", secret_key=out / "b.key_secret")
+    peer = Peer.open(out / "peers.yaml", "2e3", store=tmp_path / "store", secret_key=out / "2e3.key_secret")
     peer.stop()
     peer.serve()
 

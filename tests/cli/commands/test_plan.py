@@ -121,11 +121,11 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     base, out = tmp_path / "base.yaml", tmp_path / "peers.yaml"
     base.write_text(
         f"peers:\n- {{name: a, address: 'tcp://127.0.0.1:5601', blocks: [0], threads: 2, codec: {codec}}}\n"
-        f"- {{name: b, address: 'tcp://127.0.0.1:5602', blocks: [0], codec: {codec}}}\n",
+        f"- {{name: '2e3', address: 'tcp://127.0.0.1:5602', blocks: [0], codec: {codec}}}\n",
         encoding="utf-8",
     )
     found = planned(
-        command, "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("b", tenths=2), "--objective",
+        command, "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("2e3", tenths=2), "--objective",
         "latency", "--mbit", 10, "--out", out, "--peers", base,
     )  # fmt: skip
     assert found["recommendation"] == "split"
@@ -135,7 +135,7 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     assert found["expected"]["latency_ms"] == pytest.approx(1.0 + 4 * 1.0 + 2 * 0.6 + 3 * 0.3 + sum(wire_ms), abs=0.01)
     file = load_peers(out)
     assert {peer.name: (peer.address, peer.threads, peer.codec) for peer in file.peers} == {
-        "a": ("tcp://127.0.0.1:5601", 2, codec), "b": ("tcp://127.0.0.1:5602", None, codec),
+        "a": ("tcp://127.0.0.1:5601", 2, codec), "2e3": ("tcp://127.0.0.1:5602", None, codec),
     }  # fmt: skip
     assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
 
