@@ -34,8 +34,9 @@ def test_each_seed_is_a_run(folder, capsys):
     assert [load_run(folder / "predict" / name).config.seed for name in runs] == [3, 4]
     capsys.readouterr()
     assert call("train", "--out", folder / "predict", "--config", folder / "train.yaml", "--data", "digits", "--epochs",
-                1, "--method", "predict", "--seeds", 2, "--seed", 3, "--resume") == 0  # fmt: skip
-    assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
+                1, "--method", "predict", "--seeds", 2, "--seed", 3, "--resume", "--json") == 0  # fmt: skip
+    said = capsys.readouterr()
+    assert (said.err.count("is finished: nothing to resume"), json.loads(said.out)) == (2, {"runs": []})
 
 
 def test_seeds_without_a_run_are_trained_like_the_resumed_ones(folder, tmp_path, capsys):
@@ -45,7 +46,8 @@ def test_seeds_without_a_run_are_trained_like_the_resumed_ones(folder, tmp_path,
     )
     assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
     old, new = (load_run(tmp_path / "runs" / name) for name in ("seed-4", "seed-5"))
-    assert (old.config.data.workers, new.config.data.workers) == (None, 0)
+    seeds = [each.config.data.split_seed for each in (old, new)]
+    assert (old.config.data.workers, new.config.data.workers, seeds) == (None, 0, [4, 5])
     expected = msgspec.structs.replace(old.config, seed=5, data=new.config.data, run=new.config.run)
     assert (new.config, new.record.model_args) == (expected, old.record.model_args)
 

@@ -122,11 +122,15 @@ def command(
         seeded = msgspec.structs.replace(settings, seed=seed)
         result = train_with_bars(run, seeded, named, console, resume=started, overwrite=overwrite)
         if started:  # seeds that have no run yet are trained like this one
-            like = resumed_settings(run, *asked), named | {"model.name"}
+            own = resumed_settings(run, *asked)
+            if own.data.split_seed == seed:  # the default, by which each seed has its own validation images
+                data = msgspec.structs.replace(own.data, split_seed=asked[0].data.split_seed)
+                own = msgspec.structs.replace(own, data=data)
+            like = own, named | {"model.name"}
         if result is not None and not console.quiet:
             results.append(result)
-    if as_json and results:
-        print_json({"runs": results} if seeds else results[0])
+    if as_json and not console.quiet:
+        print_json({"runs": results} if seeds else next(iter(results), None))
         return
     for result in results:
         result.show(open_console())
