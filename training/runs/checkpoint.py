@@ -219,7 +219,7 @@ def start_metrics(folder: Path, epochs_done: int) -> None:
     """Keep only the metrics of the first ``epochs_done`` epochs, since a killed process can leave one more line."""
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if epochs_done and path.exists() else []
-    path.write_bytes(b"".join(lines[:epochs_done]))
+    write_file(path, b"".join(lines[:epochs_done]))
 
 
 def append_metrics(folder: Path, metrics: msgspec.Struct) -> None:
