@@ -115,7 +115,7 @@ def _models(out: Path, console: Console) -> dict[str, Evaluation]:
 
     usual, tuned = out / "usual", out / "fine-tuned"
     _heading(console, "1. Train a vision transformer as usual, then fine-tune it for any order of its blocks")
-    if not (tuned / "metrics.jsonl").exists():
+    if not (tuned / "config.yaml").exists() or (tuned / "resume.safetensors").exists():  # none, or a stopped training
         train = ["train", "--data", "digits", "--overwrite", "--epochs", EPOCHS]
         show(*train, "--method", "sequential", "--out", usual)
         show(*train, "--init", usual, "--out", tuned)
