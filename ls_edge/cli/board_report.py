@@ -54,11 +54,12 @@ class BoardReport:
 
     def add(self, title: str, text: str, note: str = "") -> None:
         """Add a section without the names of this machine and its user's folder, and write the file."""
+        text = f"{' '.join(title.splitlines())}\n{text}"
         for name, shown in ((os.path.expanduser("~"), "~"), (socket.gethostname(), "HOST")):
             if len(name) > 1:
                 text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown, text)
-        lines = "\n".join(printable(line.rstrip()) for line in text.splitlines())
-        self._sections.append(f"## {title}\n\n{note}```text\n{lines}\n```\n")
+        title, *lines = (printable(line.rstrip()) for line in text.splitlines())
+        self._sections.append("\n".join([f"## {title}\n\n{note}```text", *lines, "```\n"]))
         self._write()
 
     def run(self, *words: str) -> None:

@@ -89,7 +89,8 @@ def test_a_report_goes_on_without_keys(tmp_path, tiny_bundle, monkeypatch):
 
 def test_a_report_does_not_name_the_machine_or_the_users_folder(report, tmp_path):
     report.add(
-        "fact", f"{Path.home()}/bundle on {socket.gethostname()}, total-{socket.gethostname()}, 10.16.1.11\x1b[31m"
+        f"verify {Path.home()}/a\nb",
+        f"{Path.home()}/bundle on {socket.gethostname()}, total-{socket.gethostname()}, 10.16.1.11\x1b[31m",
     )
     text = (tmp_path / "report.md").read_text()
-    assert f"\n~/bundle on HOST, total-{socket.gethostname()}, 10.16.1.11\\x1b[31m\n" in text
+    assert f"## verify ~/a b\n\n```text\n~/bundle on HOST, total-{socket.gethostname()}, 10.16.1.11\\x1b[31m\n" in text
