@@ -110,8 +110,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure the accuracy of all orders of a plan; see :func:`measure_orders` for the other arguments and errors."""
     uniform = plan.uniform()
-    scores, slots = Scores(plan.all_orders()), _Slots(model, uniform)
     owners: Sequence[int] = getattr(model, "owners", range(plan.num_blocks))
+    scores, slots = Scores(plan.all_orders()), _Slots(model, [tuple(owners[i] for i in order) for order in uniform])
     images = measure_orders(model, batches, [scores, slots], owners=owners, on_batch=on_batch)
     top1: dict[Order, float] = {order: scores.top1(order) for order in scores.orders}
     random = np.array([top1[order] for order in uniform])
@@ -140,7 +140,7 @@ def evaluate(
 
 
 class _Slots(Measure):
-    """Accuracy of the slots that blocks predict, over random orders."""
+    """Accuracy of the slots that blocks predict, over random orders of blocks or of those with the same weights."""
 
     def __init__(self, model: BlockModel, orders: Sequence[Order]) -> None:
         self._guess: Callable[[int, Any], np.ndarray | None] = getattr(model, "slots_of", lambda _block, _tokens: None)

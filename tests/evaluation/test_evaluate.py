@@ -63,6 +63,8 @@ def test_no_order_leaves_the_bands():
 
 def test_predicted_slots_are_compared_with_actual_slots():
     class Tells(Digits):
+        owners = (0, 1, 1, 1)
+
         def slots_of(self, index, tokens):
             return np.full(4, len(tokens) - 1 if index else 7)
 

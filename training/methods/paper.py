@@ -76,7 +76,7 @@ class PredictMethod(Shuffle):
 
         def run(index: int, tokens: Tensor, slot: int) -> Tensor:
             out = view.block(index, tokens, slot)
-            losses.append(-torch.log_softmax(predictor(index, out).float(), dim=-1)[:, slot].mean())
+            losses.append(-torch.log_softmax(predictor(view.owners[index], out).float(), dim=-1)[:, slot].mean())
             return out
 
         logits = view.head(apply(plan.groups[0], view.stem(images), run))

@@ -133,7 +133,7 @@ class BlockView(nn.Module):
         inputs = self._family.block_inputs(self.model, self.owners[index])
         if self.slots is None:
             return run(tokens, **inputs)
-        return self.slots(index, tokens, slot, lambda *before: run(*before, **inputs))
+        return self.slots(self.owners[index], tokens, slot, lambda *before: run(*before, **inputs))
 
     def _runner(self, index: int) -> Callable[..., Tensor]:
         return self._blocks[index] if self.slots is None else self.slots.runner(index, self._blocks[index])

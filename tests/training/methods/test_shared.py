@@ -27,6 +27,7 @@ from ls_edge.training.loop import train
 from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.methods.step_plan import StepPlan
+from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.runs.checkpoint import load_run, read_tensors
@@ -103,6 +104,8 @@ def test_every_order_within_the_bands_gives_the_same_logits():
         tokens = view.stem(IMAGES)
         assert torch.equal(view.block(1, tokens, 2), view.block(4, tokens, 2))
         assert not torch.equal(view.block(1, tokens, 1), view.block(1, tokens, 2))
+        view.slots = SlotEmbedding(6, 16).eval()  # of a run that method position trained from there
+        assert torch.equal(view.block(1, tokens, 2), view.block(4, tokens, 2))
 
 
 @pytest.mark.parametrize("start", ["middle", "mean"])
