@@ -193,10 +193,10 @@ def swarm(tmp_path_factory, bundle):
 
 
 @pytest.fixture
-def slow(tmp_path, bundle):
-    """One peer, whose engine takes 0.1 s for a block."""
+def slow(tmp_path, bundle, request):
+    """One peer, whose engine takes 0.1 s for a block, or the milliseconds of a parameter."""
     local = FaultyCluster(tmp_path / "slow", bundle, {"a": [0, 1, 2, 3]})
-    local.set_faults("a", Faults(least_ms=100))  # before it starts, so that it knows
+    local.set_faults("a", Faults(least_ms=getattr(request, "param", 100)))  # before it starts, so that it knows
     with local:
         local.wait_warm()
         yield local

@@ -29,7 +29,7 @@ def report(tmp_path):
 
 
 def test_a_section_that_hangs_is_stopped_with_its_processes(report, tmp_path, monkeypatch):
-    monkeypatch.setattr(board_report, "LIMIT_S", 1.0)
+    monkeypatch.setattr(board_report, "LIMIT_S", 3.0)
     report.add("fact", "known")
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
     report.program("hangs", "hangs", (sys.executable, "-c", code))
@@ -38,7 +38,7 @@ def test_a_section_that_hangs_is_stopped_with_its_processes(report, tmp_path, mo
     assert is_whole(text)
     assert re.findall(r"^## (.*)", text, re.M) == ["fact", "hangs", "works"]
     assert "Exit code -9, " in text
-    assert "s, stopped at its limit of 1 s." in text
+    assert "s, stopped at its limit of 3 s." in text
     assert report.failed == ["hangs"]
     (child,) = re.findall(r"^(\d+)$", text, re.M)
     assert "sleep" not in _command_of(child)

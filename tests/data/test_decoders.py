@@ -111,8 +111,8 @@ def test_large_images_wait_for_memory_and_small_ones_do_not(decoders):
         assert waiting.result(60).pixels.shape == (3, 16, 16)
 
 
-def test_a_decoder_that_hangs_or_is_killed_is_replaced(decoders, monkeypatch):
-    decoders.decode(SPEC, PHOTO)
+def test_a_decoder_that_hangs_or_is_killed_is_replaced(decoders, monkeypatch, wait_until):
+    decoders.start()
     (hung,) = decoders._idle[-1:]
     os.kill(hung._process, signal.SIGSTOP)
     monkeypatch.setattr(module, "WITHIN_S", 0.5)
@@ -121,12 +121,12 @@ def test_a_decoder_that_hangs_or_is_killed_is_replaced(decoders, monkeypatch):
         decoders.decode(SPEC, PHOTO, on_slow=lambda: slow.append(True))
     assert slow == [True]
     monkeypatch.undo()
+    monkeypatch.setattr(module, "SLOW_S", 60.0)  # a slow one is not kept
     decoders.decode(SPEC, PHOTO)
     (killed,) = decoders._idle[-1:]
     assert killed is not hung
     os.kill(killed._process, signal.SIGKILL)  # as the kernel does when it needs memory
-    while killed.is_alive:
-        time.sleep(0.001)
+    wait_until(lambda: not killed.is_alive)
     decoders.decode(SPEC, PHOTO)
     decoders._factory._process.kill()
     decoders._factory._process.wait()
@@ -134,7 +134,8 @@ def test_a_decoder_that_hangs_or_is_killed_is_replaced(decoders, monkeypatch):
     decoders.decode(SPEC, PHOTO)
 
 
-def test_processes_end_with_the_decoders_and_ignore_signals_of_the_terminal(wait_until):
+def test_processes_end_with_the_decoders_and_ignore_signals_of_the_terminal(wait_until, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 60.0)  # a slow one is not kept
     with Decoders() as decoders:
         decoders.start()
         processes = [decoders._factory._process.pid, decoders._idle[0]._process]

@@ -114,7 +114,7 @@ def test_a_missing_block_is_named_or_skipped(ls_edge, complaints, tiny_bundle, p
     with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": [0, 1, 2, 3, 4], "b": [5]}) as local:
         local.wait_warm("a")
         local.kill("b")
-        command = ["predict", "--peers", local.path, "--bundle", tiny_bundle, photos / "03.png", "--wait", "0.5"]
+        command = ["predict", "--peers", local.path, "--bundle", tiny_bundle, photos / "03.png", "--wait", "1.5"]
         done = ls_edge.run(*command, "--json")
         assert done.returncode == 3
         line = json.loads(done.stdout)

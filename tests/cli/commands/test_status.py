@@ -116,7 +116,7 @@ def test_stem_and_head_without_holders_are_named(serve, write_peers, tiny_bundle
     file = load_peers(write_peers({"a": "stem, 0-5", "b": "0-5, head"}))
     serve(Peer(file, "a", Bundle.open(tiny_bundle)))
     with Observer(file) as observer:
-        found = observer.look(2.0)
+        found = observer.wait_until(lambda: observer.view()["a"].warm, 30.0) and observer.view()
     assert found["b"].blocks == (*range(6), "head")
     assert list(remarks(found, file)) == [
         "the head: no holder",
@@ -163,7 +163,7 @@ def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
 def test_an_observer_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
     file = load_peers(peers.path)
     with Source.open(file, tiny_bundle) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         others = [Observer(file) for _ in range(3)]
         try:
             for observer in others:

@@ -17,7 +17,7 @@ class Load:
         self.thread = threading.Thread(target=self.run, name="load")
 
     def __enter__(self):
-        assert self.source.wait_ready() == ()
+        assert self.source.wait_ready(30) == ()
         self.thread.start()
         return self
 

@@ -14,7 +14,7 @@ from ls_edge.runtime.peer.peer import Peer
 def test_the_manifest_of_any_peer_is_used(write_peers, serve, tiny_bundle):
     file = load_peers(write_peers({"a": "all", "gone": "all"}))
     serve(Peer(file, "a", Bundle.open(tiny_bundle)))
-    assert fetch_model(file, None, "laptop", 5.0).manifest == Bundle.open(tiny_bundle).manifest
+    assert fetch_model(file, None, "laptop", 30.0).manifest == Bundle.open(tiny_bundle).manifest
 
 
 def test_without_a_peer_the_reasons_are_named(write_peers):

@@ -22,7 +22,7 @@ def test_answers_stay_within_the_bands_and_other_bands_are_refused(
     orders = set()
     for policy in ("random", "fastest", "parallel"):
         with Source.open(banded.path, banded_bundle, policy=policy, audit=1.0) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             answers = [future.result() for future in [source.submit(image) for image in shown]]
             audits = source.finish_audits(10.0)
         for answer in answers:
@@ -49,7 +49,7 @@ def test_the_block_of_a_first_band_is_skipped_when_its_only_holder_is_killed(
         Source.open(banded.path, banded_bundle, max_skips=1) as lenient,
         Source.open(banded.path, banded_bundle, policy="sequential", budget_ms=700) as strict,
     ):
-        assert lenient.wait_ready() == strict.wait_ready() == ()
+        assert lenient.wait_ready(30) == strict.wait_ready(30) == ()
         assert not lenient.submit(shown[0]).result().degraded
         banded.kill("b")
         answers = [future.result() for future in [lenient.submit(image) for image in shown]]
@@ -65,5 +65,5 @@ def test_the_block_of_a_first_band_is_skipped_when_its_only_holder_is_killed(
     banded.start("b")
     banded.wait_warm("b")
     with Source.open(banded.path, banded_bundle) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         assert not source.submit(shown[0]).result().degraded

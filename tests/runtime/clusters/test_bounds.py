@@ -62,7 +62,7 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
     ledgers = [Ledger(peer) for peer in peers]
     pictures = images(200)
     with Source(file, bundle, Settings(max_skips=0)) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         futures = [source.submit(image, budget_ms=1500) for image in pictures]
         ended = outcomes(futures)
         assert set(ended) <= {"NoneType", "Overloaded", "BudgetExceeded"}
@@ -87,7 +87,7 @@ def test_the_memory_of_peers_does_not_grow_with_the_number_of_requests(start_pee
     everything = range(Bundle.open(tiny_bundle).num_blocks)
     peers = start_peers({"a": everything, "b": everything}, each={"credits": 4})
     with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         pictures = images(100)
         assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
         before = {name: resident(process.pid) for name, process in peers.processes.items()}
@@ -116,7 +116,7 @@ def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
     everything, most = range(Bundle.open(tiny_bundle).num_blocks), 8
     peers = start_peers({"a": everything, "b": everything}, each={"credits": most})
     with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         for name in peers.bundles:
             # The accepted requests of the other source would take the peers seven seconds.
             peers.set_faults(name, Faults(stall_ms=150.0, stall_part=1.0))
@@ -127,7 +127,7 @@ def test_work_of_a_killed_source_is_dropped_and_another_source_is_served(
                 stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            wait_until(lambda: all(credits_seen(source, name) == 0 for name in "ab"), 15.0, "full peers")
+            wait_until(lambda: all(credits_seen(source, name) == 0 for name in "ab"), 60.0, "full peers")
         finally:
             killed.send_signal(signal.SIGKILL)
             killed.wait()

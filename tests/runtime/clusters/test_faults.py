@@ -203,16 +203,16 @@ def _replay_with_plain_onnxruntime(bundle, lines):
         assert line["prediction"] == int(np.argmax(line["logits"]))
 
 
-def test_peers_of_another_model_are_refused_with_both_ids(start_peers, tiny_bundle, other_bundle):
+def test_peers_of_another_model_are_refused_with_both_ids(start_peers, tiny_bundle, other_bundle, wait_until):
     ours, theirs = (Bundle.open(b).manifest.model_id[:12] for b in (tiny_bundle, other_bundle))
     peers = start_peers({"a": range(6)}, other_bundle)
     with Source.open(peers.path, tiny_bundle) as source:
-        assert len(source.wait_ready(0.5)) == 6
+        wait_until(lambda: len(source.wait_ready(0.1)) == 6 and "a" in source.snapshot.mismatched)
         assert ours in source.snapshot.mismatched["a"]
         assert theirs in source.snapshot.mismatched["a"]
     done = subprocess.run(
         [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle), "--data",
-         "digits", "--limit", "3", "--wait", "1"],
+         "digits", "--limit", "3", "--wait", "3"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == ModelMismatch.exit_code

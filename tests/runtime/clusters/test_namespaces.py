@@ -52,7 +52,7 @@ def answers_of(source, images, seconds=10.0):
 def test_a_partition_of_one_peer_costs_no_request_and_heals(cluster, tiny_bundle, images, wait_until, assert_replays):
     pictures = images(20)
     with source_of(cluster, max_skips=0) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         before = answers_of(source, pictures)
         futures = [source.submit(image) for image in pictures]
         with silence(cluster.net, ("src", "b"), ("a", "b"), ("c", "b")):  # nobody receives a FIN: heartbeats detect it
@@ -72,7 +72,7 @@ def test_a_peer_without_a_link_to_the_source_is_reached_through_another(
 ):
     net, pictures = cluster.net, images(10)
     with silence(net, ("src", "b"), ("src", "c")), source_of(cluster, max_skips=0) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         assert state_of(source, "c") == "lost"
         answers = answers_of(source, pictures)
         assert {holder for a in answers for block, holder in a.record.steps if block in (4, 5)} == {"c"}

@@ -30,7 +30,7 @@ def test_no_request_is_lost_when_two_of_three_peers_die(tmp_path, shared_bundle,
     with local:
         local.wait_warm()
         with Source.open(local.file, bundle, policy="random", budget_ms=20_000) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             before = [source.submit(image).result(20) for image in pixels]
             futures = [source.submit(image) for image in pixels[: IMAGES // 3]]
             local.kill("c")

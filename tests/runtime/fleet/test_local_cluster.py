@@ -66,7 +66,7 @@ def test_peers_serve_are_killed_and_serve_again(tmp_path, tiny_bundle, images, a
         with pytest.raises(UsageError, match="peer 'a' is already running"):
             local.start("a")
         with Source(local.file, Bundle.open(tiny_bundle)) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             batch = images(3)
             assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
 
@@ -76,7 +76,7 @@ def test_peers_serve_are_killed_and_serve_again(tmp_path, tiny_bundle, images, a
             local.start("a")
             local.wait_warm("a")
             assert local.log_path("a").stat().st_size > before
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
 
         assert local.terminate("a") == 0

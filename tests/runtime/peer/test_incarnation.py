@@ -49,7 +49,7 @@ def test_a_peer_with_a_hanging_engine_answers_its_neighbors(hanging, tiny_bundle
 
     try:
         with Source(file, bundle, limits=Limits(hop=HopLimit(floor=60.0))) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             futures = [source.submit(image, budget_ms=60_000) for image in batch]
             wait_until(lambda: any(isinstance(m, State) and m.queue == 3 for m in listen()), what="three requests")
             # While it hangs, it still tells what has changed and answers messages.

@@ -193,8 +193,8 @@ def blocks_on(seen, *threads):
 def test_a_peer_with_one_request_at_a_time_runs_it_on_the_thread_of_its_links(
     served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
-    monkeypatch.setattr(incarnation, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
-    monkeypatch.setattr(requests, "SHORT_US", 20_000_000)
+    for module, name in ((incarnation, "SHORT_CALL_S"), (requests, "SHORT_US"), (threads, "TAKE_OVER_S")):
+        monkeypatch.setattr(module, name, 20_000_000)  # as on a machine that is not busy
     source, batch = served(), images(20)
     answers = [source.submit(image).result(10) for image in batch]
     assert_replays(tiny_bundle, batch, answers)

@@ -293,6 +293,7 @@ def test_metrics_count_answers_and_responses(shared):
     assert after["ls_edge_http_request_seconds_count", "/predict"] >= 2
 
 
+@pytest.mark.parametrize("slow", [250], indirect=True)  # so that three requests meet on a busy machine
 def test_requests_beyond_concurrency_and_queue_or_budget_are_refused(slow, bundle, ls_edge, wait_until):
     server = Server(ls_edge, slow.path, bundle, "--concurrency", 1, "--queue", 1, "--budget-ms", 5000, "--max-skips", 0)
     wait_until(lambda: server.get("/health/ready")[0] == 200)
@@ -328,7 +329,7 @@ def test_blocks_without_holder_are_skipped_or_awaited(tmp_path, bundle, ls_edge,
         found = server.get("/status")[1]
         assert (found["ready"], found["peers"]["a"]["state"], found["peers"]["a"]["warm"]) == (False, "lost", False)
         local.start("a")
-        wait_until(lambda: server.get("/health/ready")[0] == 200)
+        wait_until(lambda: server.get("/health/ready")[0] == 200, 60.0)
         status, answer = server.predict(picture())
         assert (status, answer["degraded"], answer["skipped"]) == (200, True, [2, 3])
         assert answer["order"] == [[0, "a"], [1, "a"]]

@@ -81,7 +81,9 @@ def test_figures_are_those_of_what_was_answered(file, peers, tiny_bundle, images
         each = [
             stack.enter_context(listening(PeerCollector(lambda: file, lambda p=p: p.snapshot))) for p in peers.values()
         ]
-        assert source.wait_ready(10) == ()
+        wait_until(
+            lambda: {(one.state, len(one.reaches)) for one in source.snapshot.peers.values()} == {("alive", 2)}, 30.0
+        )
         answers = [source.submit(image).result(10) for image in images(COUNT)]
         found = scrape(of_source)
         names = ("requests_submitted_total", "answers_total", "latency_seconds_count")

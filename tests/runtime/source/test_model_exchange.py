@@ -127,7 +127,7 @@ def test_a_loop_that_waits_for_the_next_model_follows_files(write_peers, serve, 
     for peer in "ab":
         serve(Peer(file, peer, Bundle.open(tiny_bundle)))
     with Source.open(before) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         after = source._reopen(Bundle.open(other_bundle), source._loop)
         try:
             assert set(after.monitor.snapshot.peers) == {"a", "b"}

@@ -86,7 +86,7 @@ def test_damaged_images_are_skipped_alike_with_and_without_the_bundle(serve_peer
     told = {"full": [], "thin": []}
     for kind, bundle in (("full", tiny_bundle), ("thin", None)):
         with Source.open(path, bundle) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             run = run_dataset(source, images, on_skip=lambda name, _: told[kind].append(name))  # noqa: B023
             assert [(record.image, record.error) for record in run.records] == [("1/good.png", None)]
             twice = run_dataset(source, images.take(6)).context.account

@@ -54,7 +54,7 @@ def expected(tiny_bundle):
 )
 def test_a_source_without_a_bundle_gets_the_logits_of_its_images(serve_peers, expected, placement):
     with Source.open(serve_peers(placement)) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         for seed, kind in enumerate(["JPEG", "PNG", "WEBP"]):
             answer = source.submit(photo(seed, kind)).result(10)
             assert relative_error(answer.logits, expected(photo(seed, kind), answer.arrangement)) < 1e-4
@@ -69,7 +69,7 @@ def test_a_source_without_a_bundle_gets_the_logits_of_its_images(serve_peers, ex
 
 def test_bands_of_the_model_stay_between_stem_and_head(banded_bundle, serve_peers):
     with Source.open(serve_peers(CHAIN, banded_bundle), policy="random") as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         orders = {source.submit(photo(seed)).result(10).arrangement.order for seed in range(12)}
     assert {(order[0], order[-1]) for order in orders} == {(0, 5)}
 
@@ -77,7 +77,7 @@ def test_bands_of_the_model_stay_between_stem_and_head(banded_bundle, serve_peer
 def test_a_source_with_the_bundle_runs_stem_and_head_itself(serve_peers, tiny_bundle):
     path = serve_peers(CHAIN)
     with Source.open(path, tiny_bundle) as own, Source.open(path) as thin:
-        assert (own.wait_ready(), thin.wait_ready()) == ((), ())
+        assert (own.wait_ready(30), thin.wait_ready(30)) == ((), ())
         pair = own.submit(photo()).result(10), thin.submit(photo()).result(10)
         assert np.allclose(pair[0].logits, pair[1].logits, atol=1e-5)
         assert pair[0].record.stem_us > 0 == pair[1].record.stem_us
@@ -86,7 +86,7 @@ def test_a_source_with_the_bundle_runs_stem_and_head_itself(serve_peers, tiny_bu
 
 def test_an_undecodable_image_ends_once_with_its_own_error(serve_peers):
     with Source.open(serve_peers({"a": "all", "b": "all"})) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         for name, (make, _) in bombs.BOMBS.items():
             encoded = make()
             if len(encoded) > MAX_IMAGE:
@@ -110,12 +110,12 @@ def test_decoding_does_not_block_the_links(serve_peers, expected, monkeypatch):
         return decode(*arguments)
 
     with Source.open(serve_peers({"a": "all"})) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         monkeypatch.setattr(Decoders, "decode", slow)
         first = source.submit(photo(), budget_ms=20_000)
         assert began.wait(10)
         with Source.open(source.peers.path) as second:  # the peer greets it meanwhile
-            assert second.wait_ready() == ()
+            assert second.wait_ready(30) == ()
         assert not first.done()
         goes_on.set()
         answer = first.result(20)
@@ -123,15 +123,15 @@ def test_decoding_does_not_block_the_links(serve_peers, expected, monkeypatch):
     assert relative_error(answer.logits, expected(photo(), answer.arrangement)) < 1e-4
 
 
-def test_stem_and_head_need_a_holder(serve_peers, tiny_bundle):
+def test_stem_and_head_need_a_holder(serve_peers, tiny_bundle, wait_until):
     path = serve_peers({"a": range(6)})
     with Source.open(path, budget_ms=300) as source:
-        assert source.wait_ready(1.0) == (STEM, HEAD)
+        wait_until(lambda: source.wait_ready(0.1) == (STEM, HEAD), 30.0, "the blocks")
         assert not source.may_skip((HEAD,))
         with pytest.raises(BudgetExceeded, match="the stem had no reachable holder"):
             source.submit(photo()).result(10)
     with Source.open(path, tiny_bundle) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
 
 
 def test_invalid_uses_without_a_bundle_are_errors(serve_peers, write_peers):
@@ -155,7 +155,7 @@ def test_a_source_without_a_bundle_needs_no_engine_library_and_no_decoder(serve_
     code = (
         "import sys\nfrom ls_edge import Source\n"
         "with Source.open(sys.argv[1]) as source:\n"
-        "    source.wait_ready()\n"
+        "    source.wait_ready(30)\n"
         "    print(source.submit(sys.argv[2]).result(10).class_name)\n"
         "top = {name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
         "print(sorted(name for name in top if not name.startswith('_')))\n"
@@ -177,7 +177,7 @@ def processes(start_peers):
 def test_another_peer_replaces_a_hanging_holder_of_the_stem(processes, expected):
     processes.set_faults("a", Faults(hang=True))
     with Source.open(processes.path, budget_ms=20_000) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         for seed in range(4):
             answer = source.submit(photo(seed)).result(20)
             assert relative_error(answer.logits, expected(photo(seed), answer.arrangement)) < 1e-4
@@ -235,7 +235,7 @@ def test_a_request_waits_for_the_next_model_when_all_peers_change(
         thread.start()
     events = []
     with Source.open(file, on_event=events.append) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         before = source.submit(photo()).result(10)
         for peer in first:
             peer.stop()
@@ -277,7 +277,7 @@ def test_a_run_ends_with_its_answers_when_the_peers_change_to_other_classes(
 
     changed = []
     with Source.open(file, budget_ms=30_000) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         run = run_dataset(source, open_data("digits", "eval").take(40), concurrency=1, on_record=change)
     assert [record.error for record in run.records] == [None]
     with pytest.raises(UsageError, match="a model of other classes, 8 instead of 10; run again"):

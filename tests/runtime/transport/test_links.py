@@ -207,8 +207,7 @@ def test_a_lost_link_is_dialed_again(end, address):
 
 def test_a_dialed_process_may_start_later(end, address):
     dialler = end({"a": address})
-    for _ in range(20):
-        dialler.poll()
+    end.until(lambda: len(dialler.events) > 1, "two attempts")
     said = f"nobody answers at {address}; start it, or correct its address in peers.yaml"
     assert set(dialler.events) == {NoLink("a", said)}
     assert not dialler.links.send(Link("a"), [b"nobody there"])

@@ -29,7 +29,7 @@ def sent(tiny_bundle, write_peers, serve, images, monkeypatch):
         for name in ("a", "b"):
             serve(Peer(file, name, bundle))
         with Source(file, bundle) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             for image in images(20):
                 assert not source.submit(image).result(20).degraded
             return list(found)

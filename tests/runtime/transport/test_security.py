@@ -81,7 +81,7 @@ def test_right_keys_work_from_image_to_answer(secured, tiny_bundle, keys, images
     file, peers = secured
     with Source(file, Bundle.open(tiny_bundle), keys=keys["laptop"]) as source:
         assert source.name == "laptop"
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         batch = images(6)
         answers = [future.result(10) for future in [source.submit(image) for image in batch]]
     assert_replays(tiny_bundle, batch, answers)
@@ -176,7 +176,7 @@ def test_off_the_loopback_needs_keys_or_the_word_insecure(
     file, bundle = load_peers(path), Bundle.open(tiny_bundle)
     serve(Peer(file, "a", bundle))
     with Source(file, bundle) as source:
-        assert source.wait_ready() == ()
+        assert source.wait_ready(30) == ()
         assert_replays(tiny_bundle, images(1), [source.submit(images(1)[0]).result(10)])
 
 
@@ -184,7 +184,7 @@ def test_no_secret_is_written_or_shown(secured, tiny_bundle, keys, images, caplo
     file, peers = secured
     with caplog.at_level(logging.DEBUG), Stranger(file, "a", new_pair()) as stranger:
         with Source(file, Bundle.open(tiny_bundle), keys=keys["laptop"]) as source:
-            source.wait_ready()
+            source.wait_ready(30)
             source.submit(images(1)[0]).result(10)
         wait_until(lambda: stranger.poll() and peers["a"].node.counts["connections refused"], what="a refusal")
         with pytest.raises(LinkError) as caught:

@@ -18,7 +18,7 @@ def test_little_is_done_twice_on_slow_links(wide_bundle, tmp_path, images, polic
             proxy.conditions.rate_mbit = 4.0
             proxy.conditions.delay_ms = 2.0
         with Source.open(peers.path, wide_bundle, max_skips=0, policy=policy, budget_ms=60_000) as source:
-            assert source.wait_ready() == ()
+            assert source.wait_ready(30) == ()
             pictures = images(20)
             futures = [source.submit(pictures[index % 20]) for index in range(60)]
             assert not wait(futures, 60).not_done
