@@ -274,6 +274,7 @@ CASES = r"""
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
+2 | doctor --data digits | --data has the images of a report; give --report FILE too
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
 2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)
 2 | RUN --log-json --limit=rtmp://cam/app/SECRET | 'rtmp://cam/app/…' is not a valid integer

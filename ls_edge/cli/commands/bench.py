@@ -87,6 +87,8 @@ def command(
     elif out is None:
         if len(batch) > 1:
             raise UsageError("--batch takes several sizes only for a profile; give --out FILE or one size")
+        if name is not None:
+            raise UsageError("--name is the device's name in a profile; give --out FILE too, or leave it out")
         opened = Bundle.open(bundle)
         result = bench(opened, batch=batch[0], kind=engine, monolith=_monolith(opened), **asked)
         (print_json if as_json else _print)(result)

@@ -65,10 +65,14 @@ def command(
     if report is not None:
         if bundle is None:
             raise UsageError("--report runs the commands on a model; give --bundle FOLDER")
+        if as_json or peers is not None:
+            raise UsageError("--report is text about this machine; leave out --json and --peers")
         images = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
         worked = write_report(report, Bundle.open(bundle), images)
         click.echo(f"written to {report}; please read it before you send it: it names this machine's hardware")
         return 0 if worked else 1
+    if data is not None:
+        raise UsageError("--data has the images of a report; give --report FILE too, or leave it out")
     if peers is None:
         if options.is_typed("secret_key"):
             raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")

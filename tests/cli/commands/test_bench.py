@@ -33,6 +33,7 @@ def test_wrong_options_are_refused(command, bundle, write_peers, tmp_path):
         ((bundle, "--batch", "1,x"), 2, "'1,x' is not a list of numbers"),
         ((bundle, "--batch", "0"), 2, "from 1 to 1024"),
         ((bundle, "--batch", "1,2"), 2, "several sizes only for a profile"),
+        ((bundle, "--name", "a"), 2, "give --out FILE too"),
         ((bundle, "--out", tmp_path), 2, "is a folder"),
         ((bundle, "--out", out, "--name", "no name"), 2, "give one with --name"),
         ((bundle, "--peers", path), 2, "leave out BUNDLE or --peers"),

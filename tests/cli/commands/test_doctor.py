@@ -147,6 +147,7 @@ def test_a_report_needs_a_model_and_replaces_no_file(tmp_path, bundle, monkeypat
     path = tmp_path / "report.md"
     for text, more, words in (
         ("", (), "give --bundle FOLDER"),
+        ("", ("--bundle", bundle, "--json"), "leave out --json and --peers"),
         ("mine", ("--bundle", bundle), "is not a file of this"),
     ):
         path.write_text(text)
