@@ -49,7 +49,7 @@ GROUPS = {
         "predict": "Classify images, videos and cameras.",
         "run": "Send a data set through the peers, and measure.",
         "serve": "Classify images over HTTP.",
-        "report": "Draw runs and evaluations, and compare them.",
+        "report": "Compare runs in a table and on a page.",
     },
     "Plan": {
         "bench": "Time the engines of a bundle on a device.",

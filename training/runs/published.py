@@ -8,13 +8,16 @@ when the run is loaded, so an export of the run has the same model id.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import timm
 import torch
 
+from ls_edge.core.files import is_hub, write_file
+from ls_edge.data.datasets import is_timm_name
+from ls_edge.training.config import RunFile, to_yaml
 from ls_edge.training.models.small_models import SMALL_MODELS
 from ls_edge.training.models.view import METHOD
 from ls_edge.training.runs.checkpoint import (
@@ -27,6 +30,7 @@ from ls_edge.training.runs.checkpoint import (
     write_tensors,
 )
 
+T = TypeVar("T", bound=msgspec.Struct)
 TIMM_CONFIG = "config.json"
 _DIGITS = {
     "img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0,
@@ -56,9 +60,25 @@ def write_published(run: LoadedRun, folder: Path) -> str:
     write_tensors(folder / WEIGHTS, plain, about)
     if added:
         write_tensors(folder / METHOD_WEIGHTS, added, about)
-    shutil.copyfile(run.folder / CONFIG, folder / CONFIG)
+    write_file(folder / CONFIG, to_yaml(_without_folders(run.config)).encode())
     (folder / TIMM_CONFIG).write_text(json.dumps(_timm_config(run), indent=2) + "\n", encoding="utf-8")
     return _why_not_plain(run, folder)
+
+
+def _without_folders(config: RunFile) -> RunFile:
+    """Return a configuration without the folders of this machine, but with the names of the files in them."""
+
+    def named(part: T, *fields: str) -> T:
+        paths = {field: path for field in fields if (path := getattr(part, field)) is not None}
+        own = {field: Path(path).name for field, path in paths.items() if not (is_hub(path) or is_timm_name(path))}
+        return msgspec.structs.replace(part, **own)
+
+    return msgspec.structs.replace(
+        config,
+        data=named(config.data, "source", "class_order"),
+        model=named(config.model, "init"),
+        teacher=named(config.teacher, "model", "weights"),
+    )
 
 
 def _timm_config(run: LoadedRun) -> dict[str, Any]:

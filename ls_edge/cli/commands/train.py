@@ -71,7 +71,7 @@ def _list_recipes(context: click.Context, _: click.Parameter, is_given: bool) ->
 @options.count("--img-size", "Side of the images.  [default: the model's]", most=16_384, metavar="PIXELS")
 @options.count("--accumulate", "Parts of a step that run in sequence, to save memory.  [default: 1]", most=65_536)
 @options.text("--class-order", "Order of classes: 1, 10, 2, timm's 1, 2, 10, or a file's lines.", "plain|natural|FILE")
-@options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
+@options.count("--workers", "Processes that decode images.  [default: 0; with a GPU up to 8]", least=0, most=1024)
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
 @options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")
