@@ -142,6 +142,8 @@ def open_model(folder: Path, settings: ModelSettings, warn: OnWarning) -> Iterat
     dtype = choose_precision(settings.precision, chosen)
     with own_torch_state():
         run = load_run(folder, chosen)
+        if run.record.unfinished:
+            warn(f"{folder}: {run.record.problem}")
         r, engine = run.record, f"torch {torch.__version__} {chosen} {settings.precision}"
         about = (r, shown_model(r, run.view), run.weights_sha256, run.bands, run.view.owners, engine, settings, warn)
         torch.set_num_threads(choose_threads(settings.threads, run.view))

@@ -181,6 +181,8 @@ def test_a_learning_rate_far_too_high_leaves_a_run_with_the_reason(tmp_path):
         export_run(run, tmp_path / "bundle")
     assert len(str(caught.value)) < 400  # torch lists every name that is missing
     assert not (tmp_path / "bundle").exists()
+    with pytest.warns(UserWarning, match="run: training did not finish one epoch, so the weights are the initial ones"):
+        ls_edge.evaluate(tmp_path / "run", "digits", orders=1, limit=10)
 
 
 def test_a_run_at_chance_level_is_marked(tmp_path):
