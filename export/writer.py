@@ -305,6 +305,8 @@ def check_target(out: Path) -> None:
         return
     if out.is_mount():
         raise UsageError(f"{out} is a mount point, which a bundle cannot replace; give --out a folder in it")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise UsageError(f"{out} is or holds the working folder, which a bundle cannot replace; give --out another one")
     names = sorted(
         path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink()
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,7 +252,7 @@ class _Training:
             precision=str(self.task.dtype).removeprefix("torch."),
             seconds=round(time.perf_counter() - started, 3),
             settings=self.config,
-            log=f"tensorboard --logdir {self.out}" if self.config.epochs else "",
+            log=f"tensorboard --logdir {shlex.quote(str(self.out))}" if self.config.epochs else "",
         )
 
     def _warn_of_results(self) -> None:

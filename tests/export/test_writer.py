@@ -109,7 +109,7 @@ def test_an_older_bundle_is_replaced_when_the_new_one_was_verified(make_run, exp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "bundle", "good"]
 
 
-def test_a_folder_that_holds_something_else_is_refused(tmp_path):
+def test_a_folder_that_holds_something_else_is_refused(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     check_target(tmp_path / "empty")
     check_target(tmp_path / "new")
@@ -127,6 +127,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     with pytest.raises(UsageError, match="is not a folder"):
         check_target(tmp_path / "link")
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UsageError, match="is or holds the working folder"):
+        check_target(tmp_path)
 
 
 def test_classes_that_do_not_fit_the_logits_are_refused(loaded, tmp_path):
