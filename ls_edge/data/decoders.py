@@ -194,7 +194,7 @@ class _Decoder:
     @property
     def is_alive(self) -> bool:
         """Whether the process, which waits, is still there."""
-        return not select.select((self._connection,), (), (), 0)[0]
+        return not self._has_news(0.0)
 
     def ask(
         self, job: Job, content: bytes, wait: Callable[[int], None], on_slow: Callable[[], None]
@@ -202,7 +202,7 @@ class _Decoder:
         """Return the reply about an image, and its pixels; ``wait`` waits for memory."""
         self._connection.settimeout(WITHIN_S)
         send(self._connection, job, content)
-        if not select.select((self._connection,), (), (), SLOW_S)[0]:
+        if not self._has_news(SLOW_S):
             self._slow_down(on_slow)
         head, pixels = receive(self._connection)
         reply = msgspec.msgpack.decode(head, type=Reply)
@@ -214,6 +214,12 @@ class _Decoder:
             reply = msgspec.msgpack.decode(head, type=Reply)
         return reply, pixels
 
+    def _has_news(self, seconds: float) -> bool:
+        """Wait at most ``seconds``; return whether the process has sent something or ended."""
+        poll = select.poll()  # select() takes no descriptor above 1023, and a server has thousands
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
     def _slow_down(self, on_slow: Callable[[], None]) -> None:
         if not self.is_slow:
             self.is_slow = True
@@ -222,7 +228,8 @@ class _Decoder:
             on_slow()
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
-        self._connection.close()
+        """End the process, whatever it does, unless it has ended: another one may have its number then."""
         with contextlib.suppress(OSError):
-            os.kill(self._process, signal.SIGKILL)
+            if self.is_alive:
+                os.kill(self._process, signal.SIGKILL)
+        self._connection.close()
