@@ -131,14 +131,14 @@ def _run_folder(out: Path) -> Iterator[None]:
     """Create and lock a run folder; remove a new folder if nothing was written to it."""
     is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        with folder_lock(out):
+    with folder_lock(out):  # a folder that another process has locked is its own, even if it is empty
+        try:
             remove_left_parts(out)
             yield
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                out.rmdir()
+        finally:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    out.rmdir()
 
 
 def _check_new(out: Path) -> None:
