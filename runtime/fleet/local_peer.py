@@ -6,6 +6,10 @@ import os
 import runpy
 import signal
 import threading
+import time
+
+_AGAIN_S = 0.5
+"""Seconds between two signals, which would be one if the main thread had not yet taken the first."""
 
 
 def end_with_input() -> None:
@@ -14,8 +18,9 @@ def end_with_input() -> None:
     def read() -> None:
         while os.read(0, 4096):
             pass
-        for _ in range(2):  # the first one drains
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # drains
+        time.sleep(_AGAIN_S)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
 
