@@ -496,7 +496,7 @@ def assert_replays():
     return check
 
 
-def wait_until(true, timeout=10.0, what="that"):
+def wait_until(true, timeout=30.0, what="that"):
     """Poll until ``true()``; fail the test after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not true():

@@ -91,7 +91,7 @@ def test_a_run_that_is_stopped_prints_its_summary(
     running = ls_edge.start(*command, "--limit", "5000", *outputs, "--json")
     wait_until(lambda: len(lines_of(trace)) >= 5, 30.0, "lines in the trace")
     running.send_signal(number)
-    out, err = running.communicate(timeout=30)
+    out, err = running.communicate(timeout=60)
     assert running.returncode == 128 + number
     summary = json.loads(out)
     assert 5 <= summary["answered"] < 5000
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_wait_for_peers(ls_edge, complaints, tiny_bundle, tmp_pa
         mute.settimeout(30)
         mute.accept()[0].close()
         waiting.send_signal(signal.SIGINT)
-        out, err = waiting.communicate(timeout=30)
+        out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (130, "")
     assert complaints(subprocess.CompletedProcess([], 130, out, err)) == ["ls-edge: interrupted"]
 
@@ -235,7 +235,7 @@ def test_a_block_that_loses_its_last_holder_is_shown_during_the_run(ls_edge, tin
             wait_until(lambda: "lost the last holder" in said.read_text(), 30.0, "the display to say so")
             assert "blocks 4-5 lost the last holder" in said.read_text()
             running.send_signal(signal.SIGINT)
-            out, _ = running.communicate(timeout=30)
+            out, _ = running.communicate(timeout=60)
         assert running.returncode == 130
         assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
 

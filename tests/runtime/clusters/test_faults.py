@@ -51,10 +51,10 @@ class Run:
     def after(self, answers):
         """Wait for this number of answers, or for all of them."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.done >= min(answers, self.asked), 20)
+            assert self.changed.wait_for(lambda: self.done >= min(answers, self.asked), 60)
 
     def finish(self):
-        self.thread.join(60)
+        self.thread.join(120)
         assert not self.thread.is_alive()
         assert self.result is not None
         records = self.result.records
@@ -136,7 +136,7 @@ def test_requests_survive_a_restart_of_all_peers(thirds, open_source):
     assert (summary.answered, summary.failed) == (100, 0)
 
 
-def test_without_the_only_holder_of_a_block_it_is_skipped_or_missed(start_peers, open_source, tiny_bundle):
+def test_without_the_only_holder_of_a_block_it_is_skipped_or_missed(start_peers, open_source, tiny_bundle, wait_until):
     peers = start_peers({"a": range(5), "b": range(5), "c": [5]})
     run = Run(open_source(peers.path), 120)
     run.after(30)
@@ -147,7 +147,7 @@ def test_without_the_only_holder_of_a_block_it_is_skipped_or_missed(start_peers,
     assert {r.skipped for r in records if r.degraded} == {(5,)}
     assert_replays(tiny_bundle, records[::9])
     with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=600) as strict:
-        strict.wait_ready(0.5)
+        wait_until(lambda: strict.wait_ready(0.1) == (5,), what="the other blocks")
         image = open_data("digits", "eval").images[0]
         with pytest.raises(BudgetExceeded, match="block 5 had no reachable holder"):
             strict.submit(image.read()).result(5)
