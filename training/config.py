@@ -20,7 +20,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import CropShare, ImageSpec
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import Threads
-from ls_edge.evaluation.settings import BatchSize, Orders
+from ls_edge.evaluation.settings import BatchSize, Orders, Seed
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 GivenPath = Annotated[str, Meta(min_length=1, description="text that is not empty")]
@@ -142,7 +142,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of parts of a batch that are computed one after the other, to save memory."""
     checkpointing: bool = False
     """Whether to recompute the activations of each block for its gradients: less memory, a third more time."""
-    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    seed: Seed = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Type of matrix products; weights are always float32. ``auto``: bf16 if the device supports it, fp16 on other CUDA

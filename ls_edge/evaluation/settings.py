@@ -15,6 +15,8 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Orders = Annotated[int, Meta(ge=1, le=100_000)]
 Images = Annotated[int, Meta(ge=1, le=10_000_000)]
 BatchSize = Annotated[int, Meta(ge=1, le=65_536)]
+Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Seed that torch, numpy, and scikit-learn take."""
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
@@ -25,7 +27,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
         flag("Groups in which blocks may be reordered, such as 0/1-6/7.  [default: the model's own]", "BANDS"),
     ] = None
     limit: Annotated[Images | None, flag("Number of images; above the size of the data, images repeat.")] = None
-    seed: Annotated[int, Meta(ge=0), flag("Seed of orders and subsets.")] = 0
+    seed: Annotated[Seed, flag("Seed of orders and subsets.")] = 0
     batch_size: Annotated[BatchSize, flag("Images at a time.")] = 100
     device: Annotated[Device, flag("Device of a run's model.")] = "auto"
     precision: Annotated[Precision, flag("Precision of a run's matrix products; a bundle has its own.")] = "fp32"

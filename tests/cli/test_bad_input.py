@@ -149,7 +149,8 @@ CASES = r"""
 2 | EVAL --limit 10 --keep 9 | keep 9 is not possible; give 1 to 4, the number of blocks of the model
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is not a list of numbers such as 1,4
 2 | EVAL --limit 10 --keep -1 | '--keep': '-1': use numbers from 1 to 10000
-2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
+2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range 0<=x<=2147483647
+2 | EVAL --seed 2**70 | '--seed': 2**70 is not in the range 0<=x<=2147483647
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
 1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: it has
