@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.validation import dump_yaml
 from ls_edge.runtime.transport.keys import new_keys
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class LocalCluster:
         more = {"may_push": True} if stores else {}
         listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
         self.path = self.folder / "peers.yaml"
-        self.path.write_text(yaml.safe_dump({"sources": listed, "peers": peers}, sort_keys=False), encoding="utf-8")
+        self.path.write_text(dump_yaml({"sources": listed, "peers": peers}), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
     def entries(self, placement: Mapping[str, Sequence[int] | str]) -> list[dict[str, Any]]:
