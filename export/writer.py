@@ -461,16 +461,16 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
 
 
 def _replace(folder: Path, out: Path) -> None:
-    """Move ``folder`` to ``out``; if that fails, restore the previous bundle."""
+    """Move ``folder`` to ``out``; after an error or a signal, restore the previous bundle."""
     if not out.exists():
         folder.rename(out)
         return
     check_target(out)
     with _temporary_folder(out) as attic:
         older = attic / "older"
-        out.rename(older)
         try:
+            out.rename(older)
             folder.rename(out)
-        except OSError:
-            older.rename(out)
-            raise
+        finally:
+            if not out.exists():
+                older.rename(out)
