@@ -110,26 +110,24 @@ def test_an_older_bundle_is_replaced_when_the_new_one_was_verified(make_run, exp
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    check_target(tmp_path / "empty")
-    check_target(tmp_path / "new")
-    (tmp_path / "notes").mkdir()
+    for name in ("empty", "notes", "models"):
+        (tmp_path / name).mkdir()
     (tmp_path / "notes/diary.txt").write_text("dear diary")
-    with pytest.raises(UsageError, match=r"diary\.txt"):
-        check_target(tmp_path / "notes")
-    (tmp_path / "models").mkdir()
     (tmp_path / "models/other.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match="not a bundle"):
-        check_target(tmp_path / "models")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is not a folder"):
-        check_target(tmp_path / "file")
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    with pytest.raises(UsageError, match="is not a folder"):
-        check_target(tmp_path / "link")
+    for name in ("empty", "new"):
+        check_target(tmp_path / name)
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(UsageError, match="is or holds the working folder"):
-        check_target(tmp_path)
+    for name, words in (
+        ("notes", r"diary\.txt"),
+        ("models", "not a bundle"),
+        ("file", "is not a folder"),
+        ("link", "is not a folder"),
+        ("empty", "is or holds the working folder"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_target(tmp_path / name)
 
 
 def test_classes_that_do_not_fit_the_logits_are_refused(loaded, tmp_path):
