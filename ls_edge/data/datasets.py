@@ -279,6 +279,7 @@ def _in_listing(listing: Listing, source: str, part: Literal["train", "eval"], *
     where += f"/{wrapper}" if wrapper else ""
     inner.ignored.update(
         {f"../{path}": f"in {printable(top)}" if "/" in path else STRAY for path, top in unused.items()}
+        | {f"../{path}": STRAY for path, reason in listing.ignored.items() if reason == STRAY}  # next to a wrapper
     )
     return _image_set(inner, source, which, part, where)
 

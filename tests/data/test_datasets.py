@@ -381,12 +381,13 @@ def test_images_outside_both_splits_are_counted(tmp_path):
     write_folder(tmp_path / "d", {
         "train_1/cat/1.png": b"x", "train_1/dog/1.png": b"x", "train_2/cat/2.png": b"x", "val/cat/3.png": b"x",
         "test/cat/4.png": b"x", "others/cat/5.png": b"x", "others/notes.txt": b"x", "cover.jpg": b"x",
+        "../cover.jpg": b"x",
     })  # fmt: skip
-    for data in (tmp_path / "d", tarred(tmp_path / "d")):
+    for data, stray in ((tmp_path / "d", 1), (tarred(tmp_path / "d"), 1), (tmp_path, 2)):
         for part, images in (("train", 2), ("eval", 1)):
             account = open_data(str(data), part).account()
             assert account["images"] == images
-            assert account["ignored"] == {"in train_2": 1, "in test": 1, "in others": 1, "not in a class folder": 1}
+            assert account["ignored"] == {"in train_2": 1, "in test": 1, "in others": 1, "not in a class folder": stray}
 
 
 def test_folders_whose_names_are_not_utf8_are_counted_in_json(tmp_path):
