@@ -114,9 +114,9 @@ WORDS: dict[str, str] = {
     "trained": "accuracy in trained order",
     "block": "block",
     "left_out": "accuracy without the block",
-    "moved": "accuracy with the block in other places",
+    "moved": "accuracy with the block in the slot `moved_to`",
     "left_out_changes": "answers that change without the block",
-    "moved_changes": "answers that change with the block in other places",
+    "moved_changes": "answers that change with the block in the slot `moved_to`",
     "lost": "answers that became wrong",
     "won": "answers that became right",
     "loss": "mean cross-entropy",
@@ -130,17 +130,20 @@ WORDS: dict[str, str] = {
     "chance": "accuracy of a guess",
     "of": "what the points are",
     "points": "places on the map",
-    "slots": "slot of each point",
+    "Map.slots": "slot of each point",
     "grid": "rows and columns of the patches",
     "pictures": "pictures",
     "text": "caption",
-    "filters": "pictures of the filters",
-    "layers": "scales by block",
-    "branches": "names of the branches",
+    "PatchFilters.filters": "number of filters",
+    "layers": "names of the layers",
+    "branches": "magnitude in each layer, by residual branch",
     "channels": "channels",
-    "reached": "activation that was reached",
-    "Agreement.left_out": "answers without a block",
-    "AnswersCompared.left_out": "block that was left out",
+    "Excitation.reached": "value that was reached",
+    "Inversion.reached": "distance that was reached",
+    "Contribution.trained": "means by block in trained order",
+    "Analysis.parts": "accuracy without norms, attention, MLP, or residual path",
+    "Agreement.left_out": "answers in random orders of fewer blocks",
+    "AnswersCompared.left_out": "number of blocks that were left out",
     "AnswersCompared.orders": "number of orders",
     "SlotAccuracy.images": "number of images",
     "state": "state of the peer",
@@ -212,7 +215,6 @@ WORDS: dict[str, str] = {
     "stem_ms": "time of the stem",
     "head_ms": "time of the head",
     "visits": "stays with holders",
-    "duplicates": "late answers that were dropped",
     "holder": "name of the peer or source",
     "queue_ms": "time in the queue",
     "engine_ms": "time in the engine",
@@ -457,7 +459,6 @@ class TraceLine(msgspec.Struct):
     stem_ms: float
     head_ms: float
     visits: list[TraceVisit]
-    duplicates: int
     why_skipped: str
 
 
@@ -583,7 +584,14 @@ def _type(hint: Any, inner: list[type]) -> str:
         return f"list of {' and '.join(parts)}"
     if name in ("dict", "Mapping"):
         return f"object of {_type(arguments[1], inner)}".removesuffix(" of any")
-    return {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "Any": "any"}.get(name, name)
+    return {
+        "int": "integer",
+        "float": "number",
+        "str": "string",
+        "bool": "boolean",
+        "Any": "any",
+        "NoneType": "null",
+    }.get(name, name)
 
 
 def _unit(name: str, struct: type) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ls_edge.core.records import RequestRecord, encode_record
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +32,9 @@ def test_every_key_has_a_meaning(reference):
     assert {name: keys for name, keys in missing.items() if keys} == {}
     used = {name for kind in kinds for key in kind.__struct_fields__ for name in (key, f"{kind.__name__}.{key}")}
     assert sorted(reference.WORDS.keys() - used) == []
+    assert reference.TraceLine.__struct_fields__ == tuple(
+        json.loads(encode_record(RequestRecord(0, "a.png", None, None, 0, False, None, (), 1, None)))
+    )
 
 
 OUTPUTS = {
