@@ -197,7 +197,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     names = distinct_labels([item.name for item in evaluations], 24)
     rows, joined, places = _freedom_rows(names, evaluations)
     ticks = sorted(places)
-    labels = {f"{tick:g}": [_count(tick), places[tick]] for tick in ticks}
+    labels = {f"{tick:g}".replace("e+0", "e+"): [_count(tick), places[tick]] for tick in ticks}  # as Vega formats it
     scale = alt.Scale(type="log", domain=[ticks[0] / 1.4, ticks[-1] * 1.4], nice=False)
     axis = alt.Axis(
         values=ticks, labelExpr=f"{json.dumps(labels)}[format(datum.value, '.6~g')]", grid=True, labelOverlap=True
