@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from ls_edge.runtime.serve.inference_protocol import shown
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal
 
 RECEIVE_S = 60.0
@@ -33,7 +34,10 @@ class Bodies:
     @contextlib.asynccontextmanager
     async def read(self, request: web.Request, *, form: bool = False) -> AsyncIterator[bytes]:
         """Yield the body, or the file of a form; raise :class:`Refusal`."""
-        is_plain = request.content_length is not None and "Content-Encoding" not in request.headers
+        encoding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+        if encoding not in ("", "identity", "gzip", "deflate"):  # aiohttp would take the body as it is
+            raise Refusal(415, f"the content encoding {shown(encoding)} is not supported; use gzip, deflate or none")
+        is_plain = request.content_length is not None and encoding in ("", "identity")
         held = request.content_length or 0 if is_plain else self.most
         if (request.content_length or 0) > self.most:
             raise self._too_large

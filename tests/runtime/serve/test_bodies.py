@@ -39,7 +39,10 @@ def address(serve_routes):
         ({}, iter([PLAIN[:10], PLAIN[10:]]), PLAIN),
         ({"Content-Encoding": "gzip"}, PACKED, PLAIN),
         ({"Content-Encoding": "deflate"}, zlib.compress(PLAIN), PLAIN),
+        ({"Content-Encoding": "identity"}, PLAIN, PLAIN),
         ({"Content-Encoding": "gzip"}, PLAIN, "the body is not valid"),
+        ({"Content-Encoding": "x-gzip"}, PACKED, "the content encoding 'x-gzip' is not supported"),
+        ({"Content-Encoding": "gzip, gzip"}, PACKED, "the content encoding 'gzip, gzip' is not supported"),
         ({"Content-Encoding": "gzip"}, gzip.compress(bytes(50 * MOST)), "the body has more than 65536 bytes"),
         ({}, bytes(MOST + 1), "the body has more than 65536 bytes"),
         ({}, iter([bytes(MOST)] * 3), "the body has more than 65536 bytes"),
@@ -61,7 +64,7 @@ def test_bodies_are_taken_or_refused_in_one_line(address, ask, headers, body, ex
     if isinstance(expected, bytes):
         assert (status, reply) == (200, expected)
     else:
-        assert status == (413 if "more than" in expected else 400)
+        assert status == (413 if "more than" in expected else 415 if "encoding" in expected else 400)
         assert reply.startswith(b'{"error": "' + expected.encode())
 
 
