@@ -160,7 +160,7 @@ def _links(counts: LinkCounts, reroutes: int) -> Iterator[Metric]:
     text = "Bytes of messages, by the codec of tokens; none for everything else."
     family = CounterMetricFamily("ls_edge_link_bytes", text, labels=["direction", "codec"])
     for direction, by_codec in (("sent", counts.sent), ("received", counts.received)):
-        for codec, count in by_codec.items():
+        for codec, count in dict(by_codec).items():  # a copy: the thread of the links may add a key
             family.add_metric([direction, codec], count)
     yield family
     yield CounterMetricFamily("ls_edge_reroutes", "Transfers that were sent again to another holder.", value=reroutes)
@@ -187,7 +187,7 @@ def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
 
 def _by_label(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
     """Return a family with the value of each label."""
-    for label, value in values.items():
+    for label, value in dict(values).items():
         family.add_metric([label], value)
     return family
 

@@ -395,6 +395,8 @@ class Node:
         )
         changed = {name for name, _ in before - after}
         self._settings = replace(self._settings, peers=peers, keys=keys)
+        suspicions = self.link_counts.suspicions
+        suspicions |= dict.fromkeys({peer.name for peer in peers.peers} - suspicions.keys(), 0)
         self._handshake.change(peers)
         self._links.change(self._settings.dialed, curve_of(peers, self._settings.name, keys))
         if changed:

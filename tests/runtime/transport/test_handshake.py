@@ -295,10 +295,10 @@ def test_when_one_of_two_processes_of_a_name_leaves_the_other_one_greets_again(
 def test_a_refused_peer_is_used_once_the_file_gives_it_its_blocks(file, peer, bundle, wait_until):
     older = file.path.with_name("older.yaml")
     document = yaml.safe_load(file.path.read_text())
-    next(one for one in document["peers"] if one["name"] == "a")["blocks"] = [0, 1]
+    document["peers"] = [{**one, "blocks": [0, 1]} for one in document["peers"] if one["name"] == "a"]
     older.write_text(yaml.safe_dump(document))
     with Source(load_peers(older), bundle) as source:
         wait_until(lambda: "does not give it" in source.snapshot.problems.get("a", ""), what="a refusal")
         older.write_text(file.path.read_text())
         source.reload()
-        wait_until(lambda: "a" not in source.snapshot.problems, what="a greeting")
+        wait_until(lambda: "a" not in source.snapshot.problems and source.link_counts.suspicions == {"a": 0, "b": 0})
