@@ -21,8 +21,8 @@ from ls_edge.runtime.routing.state.held_request import HeldRequest
 from ls_edge.runtime.routing.state.hop import call_seconds
 from ls_edge.runtime.routing.state.link_times import SMOOTH_SLOW, clamped
 from ls_edge.runtime.routing.state.turn import Turn
+from ls_edge.runtime.routing.state.waiting_requests import MAX_SOURCE_TURNS
 
-MAX_SOURCE_TURNS = 1024
 NOT_FINITE = 3
 """Requests in a row without finite outputs after which a block counts as failed. Where 3 % of the calls end so, 1: 59
 of 120 requests fail instead of 8; x4: no effect, but a block that never works is found later."""

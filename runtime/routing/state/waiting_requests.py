@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from ls_edge.runtime.routing.state.held_request import HeldRequest, Stage
 
+MAX_SOURCE_TURNS = 1024
+"""Limit on the sources whose latest turn is remembered: each start of one has a new name."""
 _OWNER = operator.attrgetter("owner")
 
 
@@ -26,7 +28,7 @@ class WaitingRequests:
         """Requests that any change of a neighbor may concern."""
         self._turns = itertools.count(1)
         self._last_turn: dict[str, int] = {}
-        """Latest turn of each source whose requests waited for a credit."""
+        """Latest turn of each source whose requests waited for a credit, earliest first."""
 
     def __bool__(self) -> bool:
         return bool(self._for_change or self._for_credit)
@@ -82,7 +84,10 @@ class WaitingRequests:
                     if name in request.waits_for:
                         passed.add(request.number)
                     else:
+                        self._last_turn.pop(request.owner, None)
                         self._last_turn[request.owner] = next(self._turns)
+                        if len(self._last_turn) > MAX_SOURCE_TURNS:
+                            del self._last_turn[next(iter(self._last_turn))]
 
     def _first(self, name: str, passed: set[int], most: int) -> list[HeldRequest]:
         """Return at most ``most`` requests that wait for the credit of a neighbor, without those that ``passed``."""
