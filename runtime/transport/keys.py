@@ -52,7 +52,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
     public_path, secret_path = folder / f"{name}.key", folder / f"{name}.key_secret"
     for path in (public_path, secret_path):
         if path.is_symlink() or path.exists():
-            raise UsageError(f"{path} exists and is not overwritten; choose another name, or remove it first")
+            raise UsageError(f"{path} exists and is not overwritten; choose another --out, or remove it first")
     pair = KeyPair(*zmq.curve_keypair())
     public = f'    public-key = "{pair.public.decode()}"\n'
     secret = f'    secret-key = "{pair.secret.decode()}"\n'

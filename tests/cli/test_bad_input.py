@@ -193,7 +193,7 @@ CASES = r"""
 2 | keys old | unknown command 'old'; known here: new
 2 | keys new a/b | name 'a/b': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new a b | Got unexpected extra argument (b)
-2 | keys new k | k.key exists and is not overwritten; choose another name, or remove
+2 | keys new k | k.key exists and is not overwritten; choose another --out, or remove
 2 | keys new z --out file.txt | '--out': Directory 'file.txt' is a file
 2 | keys new z --out /dev/full | cannot write /dev/full: /dev/full is not a folder; give another path
 2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter

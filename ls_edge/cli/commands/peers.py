@@ -108,7 +108,7 @@ def add(host: str, into: Path, blocks: str | None, out: Path) -> None:
     try:
         entry = _entry(name, address, port, blocks or (format_ranges(named) if named else "all"), pair.public.decode())
         write_checked(into, with_entry(into, entry))
-    except UsageError:
+    except BaseException:  # without the entry, the key would only prevent another attempt
         for path in (secret, secret.with_suffix(".key")):
             path.unlink()
         raise
