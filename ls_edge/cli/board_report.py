@@ -54,8 +54,8 @@ class BoardReport:
 
     def add(self, title: str, text: str, note: str = "") -> None:
         """Add a section without the names of this machine and its user's folder, and write the file."""
-        text = f"{' '.join(title.splitlines())}\n{text}"
-        for name, shown in ((os.path.expanduser("~"), "~"), (socket.gethostname(), "HOST")):
+        text, host = f"{' '.join(title.splitlines())}\n{text}", socket.gethostname()
+        for name, shown in ((os.path.expanduser("~"), "~"), (host, "HOST"), (host.partition(".")[0], "HOST")):
             if len(name) > 1:
                 text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown, text)
         title, *lines = (printable(line.rstrip()) for line in text.splitlines())
