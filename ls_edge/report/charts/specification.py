@@ -25,7 +25,7 @@ VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 """Version of Vega-Lite that Altair writes."""
 
 MOST_POINTS = 1200
-"""Maximum number of answers drawn as points; longer runs show quantiles over time, to keep pages small and fast."""
+"""Maximum number of answers drawn as points; of longer runs, every second, third or later one is drawn."""
 
 MOST_MARKS = 200
 """Maximum number of degraded requests, of failed requests, and of events that are drawn."""

@@ -23,7 +23,7 @@ from ls_edge.runtime.simulator.simulation import SOURCE
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 CALL_MS = 0.6
-"""Assumed overhead of an engine call: the cost of a hop in docs/results.md, "A chain of peers"."""
+"""Assumed overhead of an engine call: about that of a hop in docs/results.md, "What does a hop cost?"."""
 JPEG_BITS_PER_PIXEL = 2.0
 """Assumed size of images sent as JPEG."""
 
