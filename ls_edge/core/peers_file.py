@@ -309,7 +309,7 @@ def place_of_key(path: str | Path, name: str) -> tuple[str, str]:
                 if (key.value, value.value) != ("name", name):
                     continue
                 for known in _values(entry, "public_key"):
-                    return text[: known.start_mark.index], text[known.end_mark.index :]
+                    return re.sub(r":\Z", ": ", text[: known.start_mark.index]), text[known.end_mark.index :]
                 end = value.end_mark.index
                 if entry.flow_style:
                     return f"{text[:end]}, public_key: ", text[end:]
