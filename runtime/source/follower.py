@@ -36,7 +36,7 @@ class Follower:
         self._name, self._use = name, use
         self._known: dict[bytes, PeersFile] = {}
         self._thread: threading.Thread | None = None
-        self._again_at = 0.0
+        self._again_at, self._refused = 0.0, ""
         self._tried: dict[FileVersion, list[str]] = {}
         """Files of the latest attempt, with the peers that announced them."""
         self.reset(given, keys)
@@ -97,7 +97,9 @@ class Follower:
                 raise
             self._is_settled = is_settled
         except LsEdgeError as error:
-            log.warning("not following", extra={"source": self._name, "why": str(error)})
+            if str(error) != self._refused:  # it is tried again every few seconds, for days
+                self._refused = str(error)
+                log.warning("not following", extra={"source": self._name, "why": self._refused})
         else:
-            self._again_at = 0.0
+            self._again_at, self._refused = 0.0, ""
             log.info("following", extra={"source": self._name, "version": agreed[0].version})
