@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ls_edge.core.errors import LinkError
 from ls_edge.device.requirements import require
 
 if TYPE_CHECKING:
@@ -25,16 +24,13 @@ def metrics_port(address: str) -> Iterator[Callable[[Collector], str]]:
     require("--metrics", "metrics")
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from ls_edge.runtime.serve.listener import parse_address, url_of
+    from ls_edge.runtime.serve.listener import open_listener, parse_address, url_of
     from ls_edge.runtime.serve.metrics import add_collectors
 
     host, port = parse_address(address, "--metrics")
+    open_listener(address, "--metrics").close()  # for its errors: prometheus_client opens the socket itself
     registry = CollectorRegistry(auto_describe=False)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        why = error.strerror or error
-        raise LinkError(f"--metrics {address}: cannot listen ({why}); free the port, or give another") from None
+    server, thread = start_http_server(port, host, registry)
 
     # Any client can break a connection, which would write a traceback to the log, or leave one open forever.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ls_edge.cli import metrics_listener
 from ls_edge.cli.metrics_listener import metrics_port
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.device.sensors import Sensors
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
@@ -204,7 +204,7 @@ def test_processes_offer_figures_and_end_as_without(tmp_path, tiny_bundle):
     [
         *((text, UsageError, "is not HOST:PORT") for text in ("", "9100", ":9100", "127.0.0.1:65536", "127.0.0.1:٣",
           "::1:9100", "[127.0.0.1]:1", "http://127.0.0.1:80", "127.0.0.1:80/x")),
-        ("no-such-host.invalid:1", LsEdgeError, "no-such-host.invalid"),
+        *((text, UsageError, "is not found") for text in ("no-such-host.invalid:1", "no..host:1")),
         ("192.0.2.1:0", LinkError, "cannot listen"),
     ],
 )  # fmt: skip
