@@ -143,7 +143,7 @@ class Observer(Client):
 
         Raise :class:`LinkError` with the reason if it has not arrived after ``seconds``.
         """
-        found = self._ask([name], Inspect(round(duration * 1e3)), seconds)[name]
+        found = self._ask([name], Inspect(max(1, round(duration * 1e3))), seconds)[name]
         if isinstance(found, str) or not found.document:
             why = found if isinstance(found, str) else "; ".join(row.detail for row in found.rows)
             raise LinkError(f"{name}: {one_line(why) or 'it is an older version of ls-edge, which does not measure'}")

@@ -55,7 +55,7 @@ def test_a_peer_measures_what_it_serves(tmp_path, bundle, command):
     with cluster as peers:
         peers.wait_settled()
         ask = ["--peers", peers.path, "--secret-key", peers.secret_key("laptop")]
-        code, printed, errors = command("bench", *ask, "--name", "a", "--out", out, "--duration", 0.05)
+        code, printed, errors = command("bench", *ask, "--name", "a", "--out", out, "--duration", 0.0004)
         assert code in (0, 3), errors
     assert f"written to {out}" in printed
     found = load_profile(out)
