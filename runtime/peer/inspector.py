@@ -62,6 +62,6 @@ class Inspector(Worker[tuple[str, Findings]]):
             rows = [FindingRow("bad", "engines", str(error))]
         except Exception as error:
             log.exception("the check of this machine failed")
-            rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error}", "run 'ls-edge doctor' there")]
+            rows = [FindingRow("bad", "ls-edge doctor", f"the check failed: {error!r}", "run 'ls-edge doctor' there")]
         short = [FindingRow(*(one_line(text, MAX_TEXT) for text in msgspec.structs.astuple(row))) for row in rows]
         return name, Findings(tuple(short[:MAX_FINDINGS]), document)
