@@ -8,7 +8,7 @@ FACTOR = 4.0
 """Deadline in usual calls of the holder, plus usual transfers to it. 1/4: 8 reroutes instead of none with a slow peer;
 x4: tail of a hang +47 %."""
 MOST = 2.0
-"""Limit on what a slow link and earlier failures of a request add. It bounds the wait on an overloaded machine."""
+"""Limit up to which a slow link and earlier failures extend a deadline. It bounds the wait on an overloaded machine."""
 KEEP = 0.5
 """Fraction of the remaining budget for which a holder may keep a request, if others could run it, and for which a
 source waits for news of it. The other half is for the next attempt."""
