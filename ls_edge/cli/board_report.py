@@ -135,7 +135,7 @@ def _run_fleet(report: BoardReport, place: Path, bundle: Bundle, data: str | Non
         with cluster:
             with contextlib.suppress(LinkError):  # the log says why
                 cluster.wait_settled()
-            report.run("apply", "peers.yaml", "--yes", *to[2:], "--bundle", folder)
+            report.run("apply", "peers.yaml", "--yes", *to, "--bundle", folder)
             report.run("status", *to)
             if data is not None:
                 report.run("run", *to, "--bundle", folder, "--data", data, "--limit", "100", "--json")

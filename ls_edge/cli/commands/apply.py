@@ -73,6 +73,8 @@ def command(
         bundle = None
     if rollback and bundle is not None:
         raise UsageError("--rollback returns to the previous bundle, so leave out --bundle")
+    if peers is not None and peers.resolve() == new.resolve():  # LS_EDGE_PEERS names the file that was just edited
+        peers = None
     current, keys = peers_to_ask(new if peers is None else peers, secret_key)
     file = current if peers is None else open_peers(new)
     if peers is None:

@@ -87,12 +87,12 @@ def test_a_change_is_shown_refused_degraded_and_completed(tmp_path, make_bundle,
         reason = json.loads(status.stdout)["peers"]["c"]["reason"]
         assert "it runs another peers.yaml, version 2 (blocks 2-3; here blocks 0-2)" in reason
 
-        # The peers tell that c belongs to the fleet, although the new file does not.
+        # The peers tell that c belongs to the fleet, although the new file, which is in LS_EDGE_PEERS, does not.
         smaller = write(peers, "smaller.yaml", lambda named: None)
         document = yaml.safe_load(smaller.read_text())
         document["peers"] = [one for one in document["peers"] if one["name"] != "c"]
         smaller.write_text(yaml.safe_dump(document, sort_keys=False))
-        done = ls_edge.run("apply", smaller, *bundle, "--yes", "--json", timeout=90)
+        done = ls_edge.run("apply", smaller, "--peers", smaller, *bundle, "--yes", "--json", timeout=90)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["changes"]["c"]["change"] == "remove"
         assert json.loads(done.stdout)["peers"]["c"]["state"] == "removed"
