@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.text import short_id
 from ls_edge.runtime.source.follower import AGAIN_S
 from ls_edge.runtime.source.loop import SourceLoop
@@ -120,7 +119,7 @@ class ModelFollower:
                     bundle, lambda: bool(self._next_of(self._models.loop.monitor.snapshot)), hands_over=True
                 ):
                     self._left.add(before)
-            except LsEdgeError as error:
+            except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: nothing else follows the model
                 if str(error) != refused:
                     refused = str(error)
                     log.warning("not following a model", extra={"why": refused})

@@ -155,7 +155,7 @@ def command(
 def _reload(files: str, read_again: Callable[[], None]) -> None:
     try:
         read_again()
-    except LsEdgeError as error:
+    except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: the server goes on with the old files
         log.warning("not reloaded", extra={"files": files, "why": str(error)})
     else:
         log.info("reloaded", extra={"files": files})
