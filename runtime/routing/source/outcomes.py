@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded
+from ls_edge.core.parts import has_ends
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.protocol.messages import ReturnReason
+from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.recovery import MTU
 from ls_edge.runtime.routing.state.held_request import HeldRequest
 from ls_edge.runtime.routing.state.turn import Turn
@@ -70,9 +72,10 @@ def too_late(number: int, copy: HeldRequest, failed: Iterable[str], turn: Turn) 
             holders=holders,
         )
     why = NO_HOLDER if reason == ReturnReason.UNREACHABLE else _TOO_LATE
+    or_skip = " or --max-skips" if policy_of(it.policy).may_skip and not has_ends(stuck) else ""
     return BudgetExceeded(
         f"request {number}: {left} {why} within the budget{waits}; at most {it.max_skips} may "
-        "be skipped; check the peers, or raise --budget-ms or --max-skips",
+        f"be skipped; check the peers, or raise --budget-ms{or_skip}",
         blocks=stuck,
         holders=holders,
     )
