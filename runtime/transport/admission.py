@@ -130,10 +130,10 @@ class Admission:
             return f"{self.name} was started with --bundle and accepts no other; start it with --store DIR"
         if not user:
             return f"{self._peers.path} of {self.name} has no keys, so nobody may push; make keys with 'ls-edge keys'"
-        if not any(source.name == user and source.may_push for source in self._peers.sources):
-            return (
-                f"{user!r} may not push to {self.name}; write 'may_push: true' below it in {self._peers.path} there, "
-                "and start the peer again"
+        if user not in (may_push := [source.name for source in self._peers.sources if source.may_push]):
+            return (  # the file may be an applied one, which nobody edits
+                f"{user!r} may not push to {self.name}; use the key of {' or '.join(may_push) or 'another source'}, or "
+                "apply with it a file that has 'may_push: true' below this one"
             )
         return ""
 

@@ -146,7 +146,11 @@ def test_an_invalid_manifest_is_refused(peer, file, keys, tmp_path, wait_until):
 
 @pytest.mark.parametrize(
     ("name", "role", "said"),
-    [("camera", "pusher", "may not push"), ("laptop", "source", "has no bundle yet"), ("a", "pusher", "not a process")],
+    [
+        ("camera", "pusher", "use the key of laptop"),
+        ("laptop", "source", "has no bundle yet"),
+        ("a", "pusher", "not a process"),
+    ],
 )
 def test_a_process_that_may_not_push_is_told_so(peer, file, keys, wait_until, name, role, said):
     hand = Hand(file, keys, name, role, greet=name != "a")
@@ -256,4 +260,4 @@ def test_the_right_to_push_ends_with_the_file_also_on_a_link(peer, file, keys, t
         hand.says(Offer(hashlib.sha256(raw).digest(), len(raw)))
         wait_until(lambda: hand.last(Complaint) or hand.last(Want), what="an answer")
         assert hand.last(Want) is None
-        assert "'laptop' may not push to a" in hand.last(Complaint).what
+        assert "'laptop' may not push to a; use the key of camera" in hand.last(Complaint).what
