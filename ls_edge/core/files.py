@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)) as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            sync(part)  # by name, since a library may have replaced it
         part.replace(path)
         sync(path.parent)
     finally:
@@ -61,8 +61,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_left_parts(folder: Path) -> None:
-    """Remove what writers left behind in a power cut; call this under the lock of the folder."""
-    for part in folder.glob(".*.part"):
+    """Remove what writers left behind in a kill or power cut; call this under the lock of the folder."""
+    for part in (*folder.glob(".*.part"), *folder.glob(".tmp??????")):  # the latter are those of safetensors
         with contextlib.suppress(OSError):
             part.unlink()
 

@@ -154,7 +154,7 @@ def test_a_file_system_without_locks_is_used_unlocked(tmp_path, monkeypatch):
 
 
 def test_parts_that_a_power_cut_left_are_removed_with_the_next_file(tmp_path):
-    (tmp_path / ".engine.123.part").write_bytes(b"half")
-    (tmp_path / "engine").write_bytes(b"whole")
+    for name in (".engine.123.part", ".tmpVtIRh5", "engine"):
+        (tmp_path / name).write_bytes(b"")
     remove_left_parts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]

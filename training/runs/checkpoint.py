@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     with replacing(path) as stream:
         try:
             safetensors.torch.save_file(dict(plain.values()), stream.name, metadata or {"format": "pt"})
+            os.chmod(stream.name, stat.S_IMODE(os.fstat(stream.fileno()).st_mode))  # its file is for the owner alone
         except safetensors.SafetensorError as error:
             if code := re.search(r"os error (\d+)", str(error)):
                 raise OSError(int(code[1]), os.strerror(int(code[1]))) from None

@@ -1,6 +1,7 @@
 """Run folders: written, read, and refused if damaged; checkpoints of other origin."""
 
 import argparse
+import os
 import types
 
 import msgspec
@@ -9,24 +10,33 @@ import torch
 
 from ls_edge.core.errors import RunError
 from ls_edge.training.models.small_models import image_spec_of
-from ls_edge.training.runs.checkpoint import WEIGHTS, load_run, shown_model
+from ls_edge.training.runs.checkpoint import CONFIG, WEIGHTS, load_run, shown_model
 from ls_edge.training.runs.foreign_checkpoint import read_foreign
 from tests.training.runs.starts import CLASSES, TINY, same, save, start
 
 
-def test_a_run_is_read_as_it_was_saved(tmp_path):
-    made = start(depth=2)
+def test_a_run_is_read_as_it_was_saved(tmp_path, monkeypatch):
+    made, synced = start(depth=2), set()
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
     run = load_run(save(tmp_path / "run", made))
+    assert {(path.stat().st_mode, path.stat().st_ino in synced) for path in run.folder.iterdir()} == {
+        ((run.folder / CONFIG).stat().st_mode, True)
+    }
     assert same(run.view.weights(), made.view.weights())
-    assert (run.record.model, run.record.method, run.record.classes, run.record.best_epoch) == (
+    assert (
+        run.record.model,
+        run.record.method,
+        run.record.classes,
+        run.record.best_epoch,
+        run.record.kept,
+    ) == (
         "vit_digits",
         "shuffle",
         CLASSES,
         1,
+        (0, 3),
     )
-    assert run.record.kept == (0, 3)
-    assert run.record.image == made.image == image_spec_of(made.view)
-    assert not run.view.training
+    assert (run.record.image, run.view.training) == (image_spec_of(made.view), False)
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(run.view(images, [1, 0]), made.view.eval()(images, [1, 0]))
 
@@ -92,8 +102,7 @@ def test_damaged_runs_are_refused(tmp_path):
     run = save(tmp_path / "run", start())
     with pytest.raises(RunError, match=r"is not a run: it has no config\.yaml"):
         load_run(tmp_path / "nowhere")
-    raw = (run / WEIGHTS).read_bytes()
-    (run / WEIGHTS).write_bytes(raw[:-100])
+    (run / WEIGHTS).write_bytes((run / WEIGHTS).read_bytes()[:-100])
     with pytest.raises(RunError, match="is not a safetensors file"):
         load_run(run)
     (run / WEIGHTS).unlink()
