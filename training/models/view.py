@@ -245,8 +245,9 @@ class BlockView(nn.Module):
         if image_size is not None:
             self.model.pretrained_model_args = {"img_size": image_size}  # type: ignore[assignment]
         own = self.model.state_dict()
-        for name in ("cls_token", "dist_token"):  # timm would take their positions for those of patches
-            if "pos_embed" in state and (name in state) != (name in own):
+        for name in ("cls_token", "dist_token", "reg_token"):  # timm would take their positions for those of patches
+            renamed = name == "reg_token" and name not in state  # or "register_tokens", which timm renames
+            if "pos_embed" in state and (name in state) != (name in own) and not renamed:
                 how = "has {!r}, which this model lacks" if name in state else "lacks {!r}, which this model needs"
                 raise ModelError(f"the checkpoint {how.format(name)}; it belongs to another model")
         try:

@@ -182,12 +182,16 @@ def test_dinov2_with_registers_is_read_as_its_authors_published_it(tmp_path):
     assert found["pos_embed"].shape[1] == 9
 
 
-def test_a_distillation_token_that_only_one_side_has_is_named(tmp_path):
+def test_a_token_that_only_one_side_has_is_named(tmp_path):
     path, args = tmp_path / "w.pth", {"embed_dim": 24, "num_heads": 2, "depth": 1, "img_size": 32}
     names = ("deit_tiny_distilled_patch16_224", "vit_tiny_patch16_224")
-    for own, other, how in ((*names, "has"), (*names[::-1], "lacks")):
+    for own, other, how in (
+        (*names, "has 'dist_token'"),
+        (*names[::-1], "lacks 'dist_token'"),
+        ("vit_small_patch14_reg4_dinov2", "vit_small_patch14_dinov2", "has 'reg_token'"),
+    ):
         torch.save(start(name=own, args=args).view.weights(), path)
-        with pytest.raises(ModelError, match=rf"the checkpoint {how} 'dist_token', which this model"):
+        with pytest.raises(ModelError, match=f"the checkpoint {how}, which this model"):
             start(name=other, args=args, init=str(path))
 
 
