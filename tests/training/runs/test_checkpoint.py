@@ -36,7 +36,7 @@ def test_a_run_is_read_as_it_was_saved(tmp_path, monkeypatch):
         1,
         (0, 3),
     )
-    assert (run.record.image, run.view.training) == (image_spec_of(made.view), False)
+    assert (run.record.image, made.image, run.view.training) == (*[image_spec_of(made.view)] * 2, False)
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(run.view(images, [1, 0]), made.view.eval()(images, [1, 0]))
 
