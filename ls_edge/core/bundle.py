@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -119,6 +119,39 @@ class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NOT_FOLDED = Folded(0, 0)
+REFERENCE_VALUES = 32
+"""Number of values that a bundle stores of each output: a few KB for all parts."""
+_ReferenceValues = Annotated[
+    list[float],
+    Meta(
+        min_length=REFERENCE_VALUES,
+        max_length=REFERENCE_VALUES,
+        description=f"a list of {REFERENCE_VALUES} numbers",
+    ),
+]
+
+
+class VerifiedJson(TypedDict, total=False):
+    """Section ``verified`` of a manifest, with which engines and later measurements are compared."""
+
+    max_abs_error: float
+    max_rel_error: float
+    min_cosine: float
+    agreement: float
+    measure: str
+    tolerance: float | None
+    reference: str
+    engine: str
+    images: str
+    batches: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(min_length=1, description="a list of batch sizes")]
+    parts: dict[str, float]
+    chain: dict[str, float]
+    residual_1500: float | None
+    top1: dict[str, float] | None
+    int8: str
+    float32: dict[str, list[str]]
+    rounding: float
+    outputs: dict[str, _ReferenceValues]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -138,7 +171,7 @@ class Manifest(msgspec.Struct, frozen=True):
     precision: Text
     opset: int
     parts: PartFiles
-    verified: dict[str, Any] = {}
+    verified: VerifiedJson = {}
     trained_on: str = ""
     """Training images (:class:`ls_edge.data.content.KnownImages`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET

@@ -133,7 +133,7 @@ def type_at(type_: Any, where: Path_) -> inspect.Type:
 
 
 def _inside(info: inspect.Type, step: str | int) -> inspect.Type | None:
-    if isinstance(info, inspect.StructType):
+    if isinstance(info, (inspect.StructType, inspect.TypedDictType)):
         return next((field.type for field in info.fields if field.encode_name == step), None)
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
         return info.item_type if isinstance(step, int) else None

@@ -10,12 +10,10 @@ import itertools
 
 import numpy as np
 
-from ls_edge.core.bundle import Bundle, Manifest
+from ls_edge.core.bundle import REFERENCE_VALUES, Bundle, Manifest
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import Engine
 
-REFERENCE_VALUES = 32
-"""Number of values that a bundle stores of each output: a few KB for all parts."""
 LEAST_LIMIT = 1e-3
 """Difference due to rounding between two machines; beyond it, float32 is not precise enough for the model."""
 INT8_LIMIT = 0.05

@@ -313,7 +313,7 @@ def test_an_error_within_the_tolerance_that_the_manifest_does_not_say_is_named(c
     ("entry", "value", "reason"),
     [
         ("outputs", {"block 1": [0.5] * 32}, "the manifest's outputs of block 1 differ from those of its file"),
-        ("outputs", {"block 9": [0.5]}, "outputs of block 9 differ"),
+        ("outputs", {"block 9": [0.5] * 32}, "outputs of block 9 differ"),
         ("measure", "cosine", "verified.measure is cosine, but it is relative error"),
         ("tolerance", 1e-9, "verified.tolerance is 1e-09, but it is 1e-05"),
         ("int8", "dynamic", "verified.int8 is dynamic, but it is None"),
