@@ -128,8 +128,9 @@ class EngineCache:
         return engine
 
     def forget(self, key: EngineKey) -> None:
-        """Remove an entry that did not load."""
-        self._path(key, "json").unlink(missing_ok=True)
+        """Remove an entry that did not load, if the folder can be written."""
+        with contextlib.suppress(OSError):
+            self._path(key, "json").unlink(missing_ok=True)
 
     def checked(self, key: EngineKey, engine: bytes, device: TensorRTDevice) -> bytes | None:
         """Return the kernels that :meth:`note_checked` kept for an engine on a device; None if it was not called."""
