@@ -21,7 +21,9 @@ class ExportSettings(Settings, frozen=True, kw_only=True):
         flag("Precision of the engines: fp16 for GPUs, int8 for CPUs."),
     ] = "fp32"
     engine: Annotated[Literal["onnx", "tensorrt"], flag("Target engine; determines how int8 is written.")] = "onnx"
-    max_batch: Annotated[Annotated[int, Meta(ge=1, le=65_536)], flag("Largest batch to verify.")] = MAX_BATCH
+    max_batch: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)], flag("Largest batch to verify and to build engines for.")
+    ] = MAX_BATCH
     bands: Annotated[
         str | None,
         flag("Groups in which blocks may be reordered, such as 0/1-6/7.  [default: those of the run]", "BANDS"),

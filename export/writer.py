@@ -178,7 +178,7 @@ def export(
         loaded, out, asked, calibration=images, on_step=lambda text: on_progress(next(steps), total, text)
     )
     built = (
-        build_engines(exported.bundle, lambda text: on_progress(total, total, text))
+        build_engines(exported.bundle, asked.max_batch, lambda text: on_progress(total, total, text))
         if asked.engine == "tensorrt"
         else None
     )
@@ -259,7 +259,7 @@ def _verify(
     return result
 
 
-def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: None) -> str | None:
+def build_engines(bundle: Bundle, max_batch: int, on_status: Callable[[str], None] = lambda _: None) -> str | None:
     """Build the TensorRT engines of a bundle for this device, in the cache, and compare them with the files.
 
     Return the device that they run on, or None without TensorRT or a GPU. Not run on hardware yet. Raise
@@ -272,7 +272,9 @@ def build_engines(bundle: Bundle, on_status: Callable[[str], None] = lambda _: N
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (
-        Pipeline.open(bundle, kind="tensorrt", on_step=lambda _done, _total, text: on_status(text)) as built,
+        Pipeline.open(
+            bundle, kind="tensorrt", max_batch=max_batch, on_step=lambda _done, _total, text: on_status(text)
+        ) as built,
         Pipeline.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
     ):
         found = cosine(built.forward(images), files.forward(images))
