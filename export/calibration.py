@@ -87,7 +87,9 @@ def read_calibration(
         images.append(array)
         labels.append(ref.label)
     if len(images) < LEAST:
-        raise DataError(f"{found.source}: at least {LEAST} images are needed, {len(images)} can be read; give more")
+        raise DataError(
+            f"{found.source}: at least {LEAST} images are needed, {len(images)} can be read; give a folder of more"
+        )
     known = all(label is not None for label in labels)
     fit, held_out = (
         Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)

@@ -19,7 +19,7 @@ def test_calibration_images_are_the_models_input_and_come_in_halves(loaded):
         assert half.images.dtype == np.float32
         assert set(half.labels) == set(range(10))
     assert not any((held == fit).all() for held in found.held_out.images for fit in found.fit.images)
-    with pytest.raises(DataError, match=r"digits: at least 16 images are needed, 9 can be read"):
+    with pytest.raises(DataError, match=r"digits: at least 16 images are needed, 9 can be read; give a folder of more"):
         read_calibration(digits.take(9), loaded.record.image, loaded.record.classes)
     with pytest.raises(DataError, match="the model has no class"):
         read_calibration(digits, loaded.record.image, tuple("abcdefghi9"))
