@@ -85,9 +85,8 @@ def test_an_export_is_verified_and_gives_the_same_bytes_again(
     assert (found["top1"] is not None) == (given is not None)
     verify_run(bundle, gentle)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert (
-        build_engines(bundle, settings.max_batch) is None
-    )  # although TensorRT for RTX is installed with the tools of development
+    # although TensorRT for RTX is installed with the tools of development
+    assert build_engines(bundle, settings.max_batch) is None
     if settings.engine == "tensorrt":
         model = model_of(bundle, "block 0")
         types = types_of(model)
