@@ -39,6 +39,9 @@ MAX_VALUES = 100_000
 _TOO_LARGE = f"deeper than {MAX_DEPTH} levels or more than {MAX_VALUES} values; simplify it"
 MAX_NAMES = 20
 """Maximum number of known names in an error."""
+_ANY = "*"
+"""Step of a path for some value of a mapping; msgspec does not say which."""
+_GROUPS = (inspect.StructType, inspect.TypedDictType)
 
 
 class InvalidValue(NamedTuple):
@@ -98,8 +101,11 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
         return InvalidValue((*where, unknown[1]), unknown_name("key", unknown[1], _keys(expected)), is_key=True)
     if missing := re.search(r"missing required field `(.+)`", text):
         return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
-    found = at_path(value, where)
     by_type = text.startswith(("Expected ", "Invalid enum value", "Number out of range"))
+    each = "it "
+    if where and where[-1] == _ANY:
+        each, where = "each of its values ", where[:-1]
+    found = at_path(value, where)
     if not by_type and isinstance(found, dict):  # a struct's own check
         return InvalidValue(where, text)
     name = next((step for step in reversed(where) if isinstance(step, str)), "" if where else "the file")
@@ -108,7 +114,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     written = (source or {}).get(where)
     is_changed = written is not None and not isinstance(found, (str, type(None)))
     if by_type:
-        text = f"it has to be {describe_type(expected)}"
+        text = f"{each}has to be {describe_type(expected)}"
         if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
             text += f"; put it in quotes: {json.dumps(written)}"
     return InvalidValue(where, f"{name} is {written if is_changed else show_value(found)}; {text}")
@@ -133,7 +139,7 @@ def type_at(type_: Any, where: Path_) -> inspect.Type:
 
 
 def _inside(info: inspect.Type, step: str | int) -> inspect.Type | None:
-    if isinstance(info, (inspect.StructType, inspect.TypedDictType)):
+    if isinstance(info, _GROUPS):
         return next((field.type for field in info.fields if field.encode_name == step), None)
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
         return info.item_type if isinstance(step, int) else None
@@ -168,7 +174,7 @@ def describe_type(info: inspect.Type) -> str:
         return "a list" if isinstance(info.item_type, inspect.AnyType) else f"a list of {inner}"
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}: {', '.join(describe_type(item) for item in info.item_types)}"
-    if isinstance(info, inspect.StructType):
+    if isinstance(info, _GROUPS):
         keys = _keys(info)
         return f"a group of keys ({', '.join(keys[:6])}{', …' if len(keys) > 6 else ''})"
     if isinstance(info, (inspect.IntType, inspect.FloatType)):
@@ -186,13 +192,13 @@ def _members(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _keys(info: inspect.Type) -> list[str]:
-    struct = next((member for member in _members(info) if isinstance(member, inspect.StructType)), None)
+    struct = next((member for member in _members(info) if isinstance(member, _GROUPS)), None)
     return [field.encode_name for field in struct.fields] if struct is not None else []
 
 
 def _path(at: str) -> Path_:
     steps = re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", at)
-    return tuple(name or (int(index) if index.isdigit() else 0) for name, index in steps)
+    return tuple(name or (int(index) if index.isdigit() else _ANY) for name, index in steps)
 
 
 def show_value(value: Any) -> str:
