@@ -143,8 +143,8 @@ class LiveFrames(Closing):
                 kind, size = protocol.HEADER.unpack(header)
                 if (content := _read(self._process.stdout.fileno(), size, end)) is not None:
                     return kind, bytes(content)
-            if time.monotonic() < end:
-                return b"", b""
+        if time.monotonic() < end:
+            return b"", b""
         self.problem = silence
         self.close()
         raise DataError(silence)
