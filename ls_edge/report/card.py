@@ -41,8 +41,8 @@ def model_card(
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---",
         f"# {name}",
-        f"A `{about['model']}` with {num_blocks}, trained by the method `{about['method']}` of ls-edge {__version__}, "
-        "so that its blocks can run on several devices, in other orders, and with some left out.",
+        f"A `{about['model']}` with {num_blocks}, trained by the method `{about['method']}` of ls-edge {__version__}. "
+        "Its blocks can run on several devices, in other orders, and with some left out, at the accuracy below.",
         f"**Classes** ({len(classes)}): {listed}",
         "## Accuracy\n\n" + _accuracy(evaluation, bands.num_blocks),
         "## Orders and bands\n\n" + _orders(bands),
@@ -74,7 +74,7 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
 
 def _orders(bands: Bands) -> str:
     if bands.is_one:
-        return "All blocks may run in any order."
+        return "All blocks may run in any order; how accurate that is depends on the method."
     return f"Blocks may be reordered within these bands: `{bands}`, {bands.num_orders:,} orders."
 
 
