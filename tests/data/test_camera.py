@@ -130,8 +130,9 @@ def test_a_silent_source_can_be_interrupted_and_closed():
             LiveFrames(FrameSource.parse(camera.url))
     with (
         Camera(20, stalls=True) as camera,
+        Camera(20, stalls=True) as other,  # one camera sends all its frames to whoever asks first
         LiveFrames(FrameSource.parse(camera.url)) as live,
-        LiveFrames(FrameSource.parse(camera.url)) as killed,
+        LiveFrames(FrameSource.parse(other.url)) as killed,
         ThreadPoolExecutor() as pool,
     ):
         waiting = pool.submit(lambda: [live.read() for _ in range(21)])
