@@ -307,20 +307,21 @@ class Store(FileStore):
     def _collect(self, offered: set[str]) -> None:
         """Remove files that none of the offered, the active and the previous bundle needs.
 
-        Keep all files while one of these manifests cannot be opened, since its parts are unknown.
+        Keep all files while one of these manifests cannot be opened or the record is lost, since the parts are unknown.
         """
         record = self.record
         before = record.before or Before(None, None)
         keep = {*offered, *(f"{digest}.part" for digest in offered)}
         keep |= {file.digest for file in (record.file, before.file, *record.accepts) if file is not None}
-        for manifest in (record.active, record.previous, before.active):
-            if manifest is not None:
-                keep.add(manifest)
-                try:
-                    keep |= {part.sha256 for _, part in self.open(manifest).manifest.part_names()}
-                except BundleError as error:
-                    log.warning("nothing is removed from the store", extra={"why": str(error)})
-                    return
+        needed = [manifest for manifest in (record.active, record.previous, before.active) if manifest is not None]
+        try:
+            if not needed and record.reason:
+                raise BundleError(record.reason)
+            for manifest in needed:
+                keep |= {manifest, *(part.sha256 for _, part in self.open(manifest).manifest.part_names())}
+        except BundleError as error:
+            log.warning("nothing is removed from the store", extra={"why": str(error)})
+            return
         for path in self._files.iterdir():
             if path.name not in keep and _OWN.match(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)
