@@ -125,7 +125,7 @@ def test_documents_in_json_are_read_or_refused(raw):
 def test_requests_are_read_or_refused(raw, binary, length):
     def read():
         request, rest = v2.parse_request(raw + binary, length)
-        v2.images_of(request, rest, (2, 2), lambda image, name: image)
+        v2.images_of(request, rest, (2, 2), lambda image, name: image, is_thin=False)
 
     v2.timeout_of(raw + binary, length)
     ends(read, DataError)
@@ -213,4 +213,4 @@ def test_the_documents_are_valid_without_changes():
     parse_peers(json.dumps(PEERS).encode(), Path("peers.yaml"))
     Bundle.of_manifest(Path("bundle"), json.dumps(MANIFESTS[0]).encode())
     request, rest = v2.parse_request(msgspec.json.encode({**REQUEST, "inputs": REQUEST["inputs"]}), None)
-    assert v2.images_of(request, rest, (2, 2), lambda image, name: image)[0].shape == (3, 2, 2)
+    assert v2.images_of(request, rest, (2, 2), lambda image, name: image, is_thin=False)[0].shape == (3, 2, 2)

@@ -20,7 +20,7 @@
         ├── BudgetExceeded           its budget ended and it may not skip the remaining blocks
         ├── Overloaded               no credit within its budget
         ├── NotFinite                its tokens or logits hold NaN or infinity
-        ├── ImageRejected            a peer cannot decode its image
+        ├── ImageRejected            its image cannot be decoded, or has values that are too large
         ├── ModelMismatch            the peers serve another model
         └── SourceClosed             the source was closed before the answer
 
@@ -185,7 +185,7 @@ class NotFinite(RequestError):
 
 
 class ImageRejected(RequestError, DataError):
-    """A peer cannot decode the image; the message has the reason."""
+    """The image cannot be decoded, or its values are too large for the stem; the message has the reason."""
 
 
 class ModelMismatch(RequestError):

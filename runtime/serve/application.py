@@ -139,7 +139,8 @@ class Api:
         return json_response({"name": "ls-edge", "version": __version__, "extensions": list(v2.EXTENSIONS)})
 
     async def _v2_metadata(self, request: web.Request) -> web.Response:
-        return json_response(v2.metadata(self._v2_bundle(**request.match_info)))
+        bundle = self._v2_bundle(**request.match_info)
+        return json_response(v2.metadata(bundle, is_thin=self._service.source.is_thin))
 
     async def _v2_ready(self, request: web.Request) -> web.Response:
         self._v2_bundle(**request.match_info)
@@ -170,7 +171,9 @@ class Api:
                         seconds_until(end)  # its place is needed then
                         return self._prepare(image, name, end, on_slow, notes)
 
-                    return v2.images_of(asked, binary, self._service.source.bundle.manifest.image.size, prepare)
+                    source = self._service.source
+                    size = source.bundle.manifest.image.size
+                    return v2.images_of(asked, binary, size, prepare, is_thin=source.is_thin)
 
                 answers = await self._service.answer(place, decode, end)
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images

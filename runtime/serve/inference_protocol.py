@@ -134,8 +134,8 @@ def _decoded(content: bytes, kind: type[T], name: str) -> T:
         raise DataError(f"{name} is not valid: {printable(why[:240])}") from None
 
 
-def metadata(bundle: Bundle) -> dict[str, Any]:
-    """Return the document of ``v2/models/MODEL``."""
+def metadata(bundle: Bundle, *, is_thin: bool) -> dict[str, Any]:
+    """Return the document of ``v2/models/MODEL``; ``is_thin``: of a source without the model."""
     height, width = bundle.manifest.image.size
     classes = len(bundle.manifest.classes)
     return {
@@ -146,7 +146,7 @@ def metadata(bundle: Bundle) -> dict[str, Any]:
             {"name": "image", "datatype": "BYTES", "shape": [-1]},
             {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
             {"name": "input", "datatype": "FP32", "shape": [-1, 3, height, width]},
-        ],
+        ][: 2 if is_thin else 3],
         "outputs": [
             {"name": "logits", "datatype": "FP32", "shape": [-1, classes]},
             {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
@@ -165,11 +165,13 @@ def images_of(
     binary: bytes,
     size: Sequence[int],
     preprocess: Callable[[bytes | np.ndarray, str], np.ndarray],
+    *,
+    is_thin: bool,
 ) -> list[np.ndarray]:
     """Return the images of a request as float32 ``[3, H, W]``; raise :class:`DataError`.
 
     ``size`` is the height and width of the model's input; ``preprocess`` is the source's function for encoded images
-    and pixels.
+    and pixels. A source without the model (``is_thin``) cannot take its input.
     """
     if len(request.inputs) != 1:
         names = ", ".join(shown(one.name) for one in request.inputs)
@@ -179,6 +181,8 @@ def images_of(
     kinds["input"] = ("FP32", f"[N, 3, {size[0]}, {size[1]}]")
     if given.name not in kinds:
         raise DataError(f"unknown input {shown(given.name)}; use image, pixels or input")
+    if is_thin and given.name == "input":
+        raise DataError("this server has no model, so it takes image or pixels, not input; start it with --bundle")
     datatype, shape = kinds[given.name]
     if given.datatype != datatype:
         raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")

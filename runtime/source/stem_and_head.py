@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import NotFinite, RequestError
+from ls_edge.core.errors import ImageRejected, NotFinite, RequestError
 from ls_edge.core.parts import ENDS, HEAD, STEM
 from ls_edge.core.peers_file import SourceEntry
 from ls_edge.engines.engine import warm_up
@@ -79,19 +79,19 @@ class StemAndHead:
         return PartResult(inflight, part, output, spent)
 
 
-def _not_finite(inflight: InFlightRequest) -> NotFinite:
+def _not_finite(inflight: InFlightRequest) -> RequestError:
     """Return the error of a request whose tokens or logits are not finite although its input was finite."""
-    holders: list[str] = []
     if inflight.answered is None:
-        why = f"the stem returned NaN or infinity for {inflight.name or 'the image'}; check the values of the image"
-    else:
-        holders = itinerary_holders(inflight.answered.itinerary)
-        why = (
-            "the head returned NaN or infinity for the tokens of "
-            f"{', '.join(holders) or 'no peer'}; check these peers, and the bundle with "
-            "'ls-edge verify'"
+        image = inflight.name or "the image"
+        return ImageRejected(
+            f"request {inflight.request}: the stem returned NaN or infinity for {image}; check the values of the image"
         )
-    return NotFinite(f"request {inflight.request}: {why}", holders=tuple(holders))
+    holders = itinerary_holders(inflight.answered.itinerary)
+    return NotFinite(
+        f"request {inflight.request}: the head returned NaN or infinity for the tokens of "
+        f"{', '.join(holders) or 'no peer'}; check these peers, and the bundle with 'ls-edge verify'",
+        holders=tuple(holders),
+    )
 
 
 def _is_over(inflight: InFlightRequest) -> bool:

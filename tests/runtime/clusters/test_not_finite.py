@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
-from ls_edge.core.errors import DataError, NotFinite
+from ls_edge.core.errors import DataError, ImageRejected, NotFinite
 from tests.faults.engines import Faults, write
 
 
@@ -77,6 +77,6 @@ def test_an_image_that_is_not_finite_or_overflows_in_the_stem_is_named(faulty, i
         source.submit(spoiled, name="cam/7.png")
     with pytest.raises(DataError, match="image contains NaN or infinity"):
         source.submit(spoiled)
-    with pytest.raises(NotFinite, match=r"the stem returned NaN or infinity for bright\.png"):
+    with pytest.raises(ImageRejected, match=r"the stem returned NaN or infinity for bright\.png"):
         source.submit(np.full((3, 16, 16), 3e38, np.float32), name="bright.png").result(20)
     assert source.submit(image).result(20).prediction in range(10)

@@ -266,6 +266,7 @@ def one(name, shape, datatype, **more):
         (one("input", [3, 3, 16, 16], "FP32", data=[0] * 768 + [-1e39] + [0] * 1535), "image 1 contains NaN"),
         (one("input", [2, 3, 16, 16], "FP32", data=[math.nan] * 1536), "(byte 84): 'NaN"),
         (one("image", [2], "BYTES", data=[["x"]] * 3), "input image has more elements than a batch of 2"),
+        (one("input", [1, 3, 16, 16], "FP32", data=[3e38] * 768), "the stem returned NaN or infinity for image 0"),
         (one("input", [1] * 200, "FP32", data=[1]), "the shape of input input is not valid"),
         (b'{"a": [%s]}' % b",".join([b"{}"] * 3000), "has more than 2048 objects"),
         (
