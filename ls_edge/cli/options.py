@@ -122,6 +122,11 @@ def output(flag: str, help_text: str, *, draws: bool = False, ours: str = "", **
             raise UsageError(f"{file} exists and is not a file of this command; name another file, or remove it")
         if draws:
             require(flag, "report")
+        others = click.get_current_context().meta.setdefault(__name__, set())
+        if file.resolve() in others:
+            raise UsageError(f"{file} is the file of two options; name another file for {flag}")
+        if file.is_file() or not file.exists():
+            others.add(file.resolve())
 
     return path(flag, help_text, callback=_checked_by(check), **settings)
 

@@ -72,7 +72,10 @@ class KnownImages:
             return None
         padded = np.zeros((len(raw), 8), np.uint8)
         padded[:, 8 - _BYTES :] = raw
-        return cls(int(count), padded.view(">u8").ravel().astype(np.uint64)) if count.isdecimal() else None
+        is_number = count.isdecimal() and len(count) < 20
+        if not is_number or not min(1, int(count)) <= len(raw) <= int(count):
+            return None
+        return cls(int(count), padded.view(">u8").ravel().astype(np.uint64))
 
     def write(self) -> str:
         """Return the images as text."""

@@ -28,7 +28,10 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
         lines = [line.strip() for line in read_file(path, 1 << 16).decode("ascii").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not ASCII text"
-        raise UsageError(f"--token-file {path} cannot be read ({why}); give a file with one token a line") from None
+        # A token given instead of its file is not shown: a log would keep it.
+        is_path = path.suffix or path.is_absolute() or len(str(path)) < MIN_TOKEN
+        shown = f" {path}" if is_path else ", whose value may be a token itself,"
+        raise UsageError(f"--token-file{shown} cannot be read ({why}); give a file with one token a line") from None
     tokens = tuple(line.encode() for line in lines if line and not line.startswith("#"))
     if not tokens or min(map(len, tokens)) < MIN_TOKEN or any(b" " in token for token in tokens):
         raise UsageError(

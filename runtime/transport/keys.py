@@ -17,9 +17,8 @@ import zmq
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import check_name
 
-_LINE = re.compile(
-    rb"^[ \t]*(public|secret)-key[ \t]*=[ \t]*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?[ \t\r]*$", re.M
-)
+_KEY = rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
+_LINE = re.compile(rb"^[ \t]*(public|secret)-key[ \t]*=[ \t]*[\"']?(" + _KEY + rb")[\"']?[ \t\r]*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,12 @@ def load_secret(path: str | Path) -> KeyPair:
         with Path(path).open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             content = stream.read(65536)
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path}: no such secret key; make one with 'ls-edge keys new NAME', or check --secret-key"
-        ) from None
     except OSError as error:
+        if re.fullmatch(_KEY, os.fsencode(path).strip(b" \t\r\n\"'")):  # a log would keep it
+            raise UsageError("--secret-key looks like a key and is no file; give the path of NAME.key_secret") from None
+        if isinstance(error, FileNotFoundError):
+            hint = "make one with 'ls-edge keys new NAME', or check --secret-key"
+            raise UsageError(f"{path}: no such secret key; {hint}") from None
         raise UsageError(f"cannot read the secret key {path}: {error.strerror}; check --secret-key") from None
     keys = {match[1]: match[2] for match in _LINE.finditer(content)}
     if b"secret" not in keys:

@@ -241,6 +241,7 @@ CASES = r"""
 2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
+2 | PEER keyed.yaml --secret-key /B}JG3dC0L?+vsqL52YT)d9cvMg7WSNJs&3HB}TU | --secret-key looks like a key and is no
 2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public key, give the .key_secret
 2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public key,
 2 | PEER keyed.yaml --secret-key garbage.key_secret | garbage.key_secret holds no CURVE secret key; make one with
@@ -262,6 +263,7 @@ CASES = r"""
 2 | RUN --max-skips 99 | max_skips 99 is larger than the number of blocks; use 0 to 4
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400
+2 | RUN --trace new --trace-events ./new | new is the file of two options; name another file for --trace
 2 | RUN --report empty | cannot write empty: it is a folder; name a file
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
 2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so this needs the key of a source: give
@@ -275,6 +277,8 @@ CASES = r"""
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
+2 | peers new h1 --source ** | name '**': use 1 to 63 letters, digits, dots, hyphens or underscores
+2 | serve --peers good.yaml --token-file SECRETTOKEN0123456 | --token-file, whose value may be a token itself, cannot
 2 | doctor --data digits | --data has the images of a report; give --report FILE too
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
 2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)

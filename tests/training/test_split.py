@@ -121,4 +121,4 @@ def test_known_images_are_written_and_read_and_of_many_a_sample_is_kept():
     assert both.count_in(every) == pytest.approx(30_000, rel=0.1)
     few = KnownImages.read(KnownImages.of(every[:7]).write())
     assert (few.count_in(every), few.count_in(np.repeat(every[:3], 5))) == (7, 3)
-    assert [KnownImages.read(text) for text in ("", "abc", "5:!", "x:AAAA")] == [None] * 4
+    assert not any(map(KnownImages.read, ("", "abc", "5:!", "x:AAAA", "5:", f"{'9' * 5000}:", "0:AAAAAAAA")))

@@ -17,7 +17,17 @@ from ls_edge.cli.peers_text import with_entry, without_entry, write_checked
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import write_output
-from ls_edge.core.peers_file import host_of, ip_of, is_host, is_ipv6, is_loopback, is_name, load_peers, place_of_key
+from ls_edge.core.peers_file import (
+    check_name,
+    host_of,
+    ip_of,
+    is_host,
+    is_ipv6,
+    is_loopback,
+    is_name,
+    load_peers,
+    place_of_key,
+)
 from ls_edge.core.text import format_ranges
 from ls_edge.core.validation import yaml_text
 from ls_edge.device.diagnostics import PEER_MIB
@@ -53,6 +63,7 @@ def new(hosts: tuple[str, ...], bundle: Path | None, source: str | None, out: Pa
     its peer.
     """
     source = source or platform.node().split(".")[0]
+    check_name(source)
     fleet = _named(hosts)
     if source in dict(fleet):
         raise UsageError(f"{source!r} is the source and a board; give another name with --source or NAME=HOST")

@@ -193,11 +193,14 @@ def _gaps(holders: Mapping[int, list[str]]) -> Iterator[str]:
 def _check(file: PeersFile, *, as_json: bool) -> None:
     file.check_codecs(codec_of)
     count = _count(peer.blocks.numbered for peer in file.peers)
-    file = file.of_model(count)
+    file = file.of_model(count) if count else file  # without a number, the file does not tell how many blocks there are
     holders = _holders({peer.name: shown_parts(peer.blocks) for peer in file.peers}, file, count)
     if as_json:
         document: dict[str, Any] = {
-            "peers": {peer.name: {"address": peer.address, "blocks": shown_parts(peer.blocks)} for peer in file.peers},
+            "peers": {
+                peer.name: {"address": peer.address, "blocks": shown_parts(peer.blocks.listed) or ["all"]}
+                for peer in file.peers
+            },
             "sources": [source.name for source in file.sources],
             "keys": file.uses_keys,
             "insecure": file.insecure,
@@ -208,9 +211,10 @@ def _check(file: PeersFile, *, as_json: bool) -> None:
     keys = "with keys" if file.uses_keys else "insecure, without keys" if file.insecure else "on the loopback, no keys"
     sources = ", ".join(source.name for source in file.sources) or "any"
     peers = counted(len(file.peers), "peer")
-    click.echo(f"{file.path}: valid; {peers}, {counted(count, 'block')}, {keys}, sources: {sources}")
+    blocks = counted(count, "block") if count else "all blocks"
+    click.echo(f"{file.path}: valid; {peers}, {blocks}, {keys}, sources: {sources}")
     for peer in file.peers:
         bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
-        click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks)}")
+        click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks.listed) or 'all'}")
     for line in _gaps(holders):
         click.echo(line)
