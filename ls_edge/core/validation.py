@@ -26,7 +26,7 @@ from msgspec import Meta, inspect
 
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.files import MAX_BYTES, read_file
-from ls_edge.core.text import shorten
+from ls_edge.core.text import counted, shorten
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")
@@ -117,7 +117,10 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
         text = f"{each}has to be {describe_type(expected)}"
         if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
             text += f"; put it in quotes: {json.dumps(written)}"
-    return InvalidValue(where, f"{name} is {written if is_changed else show_value(found)}; {text}")
+    shown = written if is_changed else show_value(found)
+    if name == "public_key" and isinstance(found, str):  # it may be the secret one
+        shown = counted(len(found), "character")
+    return InvalidValue(where, f"{name} is {shown}; {text}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
