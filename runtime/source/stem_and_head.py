@@ -26,6 +26,9 @@ class StemAndHead:
         """Open and warm up the engines of the settings, or else of ``entry`` in ``peers.yaml``."""
         self.threads = settings.threads or entry.threads or 1
         provider = settings.provider or (entry.provider if settings.engine is None else None)
+        image = bundle.manifest.image
+        self._largest = max(max(mean, 1 - mean) / std for mean, std in zip(image.mean, image.std, strict=True))
+        """Largest absolute value of a preprocessed image."""
         self.engine = ""
         """Engine and provider, and the alternatives that were rejected."""
         engines = open_parts(
@@ -73,19 +76,23 @@ class StemAndHead:
             failed = RequestError(f"request {inflight.request}: the {ENDS[part]} failed: {error}")
             return PartResult(inflight, part, error=failed)
         if not is_finite(output):
-            return PartResult(inflight, part, error=_not_finite(inflight))
+            is_odd = part == STEM and bool(np.abs(array).max() > 1.01 * self._largest)  # 1.01: rounding
+            return PartResult(inflight, part, error=_not_finite(inflight, is_odd=is_odd))
         spent = round((time.perf_counter() - started) * 1e6)
         self.usual_us[part] = max(spent, self.usual_us[part] * 9 // 10)
         return PartResult(inflight, part, output, spent)
 
 
-def _not_finite(inflight: InFlightRequest) -> RequestError:
-    """Return the error of a request whose tokens or logits are not finite although its input was finite."""
+def _not_finite(inflight: InFlightRequest, *, is_odd: bool) -> RequestError:
+    """Return the error of a request whose tokens or logits are not finite although its input was finite.
+
+    It is the image's fault if that has values that no preprocessed image has (``is_odd``), or else the model's.
+    """
     if inflight.answered is None:
-        image = inflight.name or "the image"
-        return ImageRejected(
-            f"request {inflight.request}: the stem returned NaN or infinity for {image}; check the values of the image"
-        )
+        problem = f"the stem returned NaN or infinity for {inflight.name or 'the image'}"
+        if is_odd:
+            return ImageRejected(f"request {inflight.request}: {problem}; check the values of the image")
+        return NotFinite(f"request {inflight.request}: {problem}; check the bundle with 'ls-edge verify'")
     holders = itinerary_holders(inflight.answered.itinerary)
     return NotFinite(
         f"request {inflight.request}: the head returned NaN or infinity for the tokens of "

@@ -211,7 +211,7 @@ def _check(file: PeersFile, *, as_json: bool) -> None:
     keys = "with keys" if file.uses_keys else "insecure, without keys" if file.insecure else "on the loopback, no keys"
     sources = ", ".join(source.name for source in file.sources) or "any"
     peers = counted(len(file.peers), "peer")
-    blocks = counted(count, "block") if count else "all blocks"
+    blocks = counted(count, "block") if all(peer.blocks.listed for peer in file.peers) else "all blocks"
     click.echo(f"{file.path}: valid; {peers}, {blocks}, {keys}, sources: {sources}")
     for peer in file.peers:
         bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
