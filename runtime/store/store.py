@@ -270,17 +270,20 @@ class Store(FileStore):
     # Inside.
 
     def _read(self) -> StoreRecord:
-        """Return the content of ``store.json``; an empty record with the reason if it is damaged."""
+        """Return the content of ``store.json``; an empty record with the reason if it is damaged or was removed."""
         try:
             return decode_json(read_file(self._path), StoreRecord)
         except FileNotFoundError:
-            return StoreRecord()
+            if not any(self._files.glob("*")):
+                return StoreRecord()
+            fault = " is missing, and there are files of bundles"
         except OSError as error:  # an empty record would give up its bundles
             raise UsageError(f"cannot read {self._path}: {error.strerror}; check the disk, and start again") from None
         except InvalidDocument as error:
-            reason = f"{self._path}{error}; apply the bundle again"
-            log.error("the store has lost its record", extra={"why": reason})
-            return StoreRecord(reason=reason)
+            fault = str(error)
+        reason = f"{self._path}{fault}; apply the bundle again"
+        log.error("the store has no record of its bundles", extra={"why": reason})
+        return StoreRecord(reason=reason)
 
     def _shown_id(self, manifest: str) -> str:
         """Return the short id of a bundle as shown elsewhere, or a question mark if it is not in the store."""
