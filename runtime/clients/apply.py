@@ -27,15 +27,13 @@ from ls_edge.runtime.change.planner import Goal, Plan, Step, plan_change, versio
 from ls_edge.runtime.change.progress import Instruction, Phase, Seen, next_instruction
 from ls_edge.runtime.clients.fetching import fetch_model
 from ls_edge.runtime.clients.sender import AGAIN_S, COMPLETE, CONNECT_S, PushResult, Sender, Target
-from ls_edge.runtime.clients.session import STEP_S
+from ls_edge.runtime.clients.session import REACH_S, STEP_S
 from ls_edge.runtime.protocol.messages import FileVersion, Install, Message, StoreState, Welcome
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.zap import curve_of
 
 PHASE_S = 10.0
 """Seconds within which peers have to accept a file and to record the end of a change, and sources to follow."""
-REACH_S = 5.0
-"""Seconds to wait until other peers have greeted a peer that is warm again."""
 SETTLE_S = 0.2
 """Seconds until other peers know that a peer is warm: two STATE messages."""
 MAX_INSTALLS = 3

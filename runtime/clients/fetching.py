@@ -11,7 +11,7 @@ from pathlib import Path
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError
 from ls_edge.core.peers_file import PeersFile, parse_peers
-from ls_edge.runtime.clients.session import STEP_S, Client, Session
+from ls_edge.runtime.clients.session import REACH_S, STEP_S, Client, Session
 from ls_edge.runtime.protocol.messages import MAX_CHUNK, FileVersion
 from ls_edge.runtime.transport.keys import KeyPair
 
@@ -19,8 +19,6 @@ log = logging.getLogger("ls_edge.runtime")
 
 WITHIN_S = 10.0
 """Seconds to receive a ``peers.yaml``, which is small."""
-REACH_S = 5.0
-"""Seconds within which peers have to answer."""
 TELL_AFTER_S, TELL_EVERY_S = 1.0, 60.0
 """Seconds until a source without a model logs the reasons, first and repeatedly."""
 _ASK_AGAIN_S = 1.0

@@ -36,6 +36,8 @@ GREET_AGAIN_S = 0.5
 """Seconds after which an unanswered HELLO is repeated."""
 GIVE_UP_S = 0.7
 """Seconds after which a peer that does not answer is reported; before that, it may be just starting."""
+REACH_S = 5.0
+"""Seconds within which a peer has to answer the first greeting, or the other peers to greet one that is warm again."""
 STEP_S = 0.05
 """Seconds of a turn that waits for something else than a message."""
 _FLUSH_S = 0.02

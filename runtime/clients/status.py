@@ -15,7 +15,7 @@ from ls_edge.core.parts import ShownPart, shown_parts
 from ls_edge.core.peer_reports import PeerReport, PeerState
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.text import name_blocks, one_line
-from ls_edge.runtime.clients.session import Client, Session, source_name
+from ls_edge.runtime.clients.session import REACH_S, Client, Session, source_name
 from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, FindingRow, Findings, Inspect, Message, Want, Welcome
 from ls_edge.runtime.transport.connections import Link
@@ -168,7 +168,10 @@ class Observer(Client):
                     asked.add(session)
                     self.send(name, message)
             return all(
-                one.findings is not None or one.is_hopeless(began) or name in self.small_only
+                one.findings is not None
+                or one.is_hopeless(began)
+                or name in self.small_only
+                or (one.welcome is None and time.monotonic() > began + REACH_S)
                 for name, one in chosen.items()
             )
 
