@@ -11,7 +11,7 @@ from pathlib import Path
 _SCHEMES = "rtsp|rtsps|rtspu|rtsph|rtmp|rtmps|rtmpe|rtmpt|http|https|udp|tcp|rtp|srt|mms|mmsh|mmst"
 _STREAM = re.compile(rf"({_SCHEMES})://(.+)", re.IGNORECASE | re.DOTALL)
 _URL = re.compile(r"([a-z][a-z0-9+.-]{0,40}:/+)(.*)", re.IGNORECASE | re.DOTALL)
-_VALUES = re.compile(r"[?#;=:]|%3[DF]", re.IGNORECASE)
+_VALUES = re.compile(r"[?#;=:]|%3[ADF]", re.IGNORECASE)
 """Begin of query, parameters, or fragment; some cameras have them, or user and password, as a part of their path."""
 _KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
 _SECRET = re.compile(r"(?<=/)(?=[^/]*\d)(?=[^/]*[a-z])[^/]*[a-z0-9]{16}[^/]*", re.IGNORECASE)
@@ -20,7 +20,7 @@ _STREAM_KEY = re.compile(r"(?<=/)[^/]+/*\Z")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")
 _DEVICE = re.compile(r"/dev/(?:video\d+|v4l/.+)")
 _VIDEO4LINUX = 81  # major number of cameras, whose devices udev may give any name
-_PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:;=]*)(?::\d*)?(?=[/?#]|\Z)")
+_PLAIN_HOST = re.compile(r"(?:\[[^\]]*\]|[^/?#:;=%]*)(?::\d*)?(?=[/?#]|\Z)")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def visible_name(given: str) -> str:
         rest = rest.rpartition("@")[2]
         path = rest.partition("?")[0]
     if not _PLAIN_HOST.match(path):  # a user and a password without a host
-        rest = path.partition(":")[0]
+        rest = re.split("[:%]", path)[0]
     host = _PLAIN_HOST.match(rest)
     mark = _VALUES.search(rest, 0 if host is None else host.end())
     cut = len(rest) if mark is None else rest.rfind("/", 0, mark.start()) + 1 if mark[0] in "=:" else mark.start()

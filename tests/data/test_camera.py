@@ -217,6 +217,8 @@ def test_similar_names_are_not_live():
         ("camera:rtsp://admin:SECRET@cam/s", "rtsp://cam/s"),
         ("ftp:/u:12/SECRET@[::1]:80/x.jpg", "ftp:/[::1]:80/x.jpg"),
         ("http://cam/s%3Fpwd%3DSECRET", "http://cam/s?…"),
+        ("rtsp://admin%3ASECRET%40cam/s", "rtsp://admin"),
+        ("rtsp://cam:554/admin%3aSECRET/s", "rtsp://cam:554/admin?…"),
         ("rtsp://cam:554/admin:SECRET/s", "rtsp://cam:554/?…"),
         ("rtmp://u:SECRET@cam:1935/app/SECRET", "rtmp://cam:1935/app/…"),
         ("RTMPS://cam/app/SECRET/?user=x", "RTMPS://cam/app/…?user=…"),
