@@ -12,6 +12,7 @@ The type determines the allowed values; a ``description`` in its ``Meta`` descri
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -95,16 +96,13 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     ``source`` contains the original text of values, which a YAML parser may have converted.
     """
     text, _, at = message.partition(" - at `")
-    where = _path(at)
+    where = _with_keys(_path(at), message, value, type_)
     expected = type_at(type_, where)
     if unknown := re.search(r"unknown field `(.+)`", text):
         return InvalidValue((*where, unknown[1]), unknown_name("key", unknown[1], _keys(expected)), is_key=True)
     if missing := re.search(r"missing required field `(.+)`", text):
         return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
     by_type = text.startswith(("Expected ", "Invalid enum value", "Number out of range"))
-    each = "it "
-    if where and where[-1] == _ANY:
-        each, where = "each of its values ", where[:-1]
     found = at_path(value, where)
     if not by_type and isinstance(found, dict):  # a struct's own check
         return InvalidValue(where, text)
@@ -114,7 +112,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     written = (source or {}).get(where)
     is_changed = written is not None and not isinstance(found, (str, type(None)))
     if by_type:
-        text = f"{each}has to be {describe_type(expected)}"
+        text = f"it has to be {describe_type(expected)}"
         if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
             text += f"; put it in quotes: {json.dumps(written)}"
     shown = written if is_changed else show_value(found)
@@ -202,6 +200,24 @@ def _keys(info: inspect.Type) -> list[str]:
 def _path(at: str) -> Path_:
     steps = re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", at)
     return tuple(name or (int(index) if index.isdigit() else _ANY) for name, index in steps)
+
+
+def _with_keys(where: Path_, message: str, value: Any, type_: Any) -> Path_:
+    """Return a path with the key of each mapping: the one whose value alone causes the same message."""
+    value = copy.deepcopy(value)
+    while _ANY in where:
+        at = where.index(_ANY)
+        group = at_path(value, where[:at])
+        for key, one in tuple(group.items()):
+            group.clear()
+            group[key] = one
+            try:
+                msgspec.convert(value, type_)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    break
+        where = (*where[:at], key, *where[at + 1 :])
+    return where
 
 
 def show_value(value: Any) -> str:

@@ -18,7 +18,8 @@ from ls_edge.device.sensors import DeviceState
 
 SCHEMA = 1
 
-Duration = Annotated[float, Meta(ge=0)]
+Duration = Annotated[float, Meta(ge=0, le=1e9)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60, description="a whole number from 0 to 2^60")]
 BatchSize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}\Z")]
 
 
@@ -46,8 +47,8 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     cores: int
     cpu_quota: float | None
     gpus: list[str]
-    memory_bytes: int | None
-    available_bytes: int | None
+    memory_bytes: Bytes | None
+    available_bytes: Bytes | None
     l4t: str | None
     power_mode: str | None
     """Name of the requested power mode; :attr:`DeviceState.limits_mhz` has the effective limits."""
@@ -62,8 +63,8 @@ class PartLoad(msgspec.Struct, frozen=True):
     part: str
     load_ms: float
     built: bool
-    file_bytes: int
-    resident_bytes: int | None
+    file_bytes: Bytes
+    resident_bytes: Bytes | None
     """Memory of the process that the part takes, excluding the memory of a graphics card."""
 
     @property
@@ -124,7 +125,7 @@ class DeviceProfile(msgspec.Struct, frozen=True):
         Meta(min_length=1, description="a group of batch sizes, which are whole numbers above 0"),
     ]
     parts: list[PartLoad]
-    memory_bytes: int
+    memory_bytes: Bytes
     """Size of the part files, or growth of process and GPU memory, whichever is larger."""
     power_watts: float | None
     """Power while the chain runs single images."""

@@ -276,7 +276,7 @@ def test_unknown_keys_of_later_versions_are_ignored(folder):
         (lambda m: m["tokens"].update(count=-1), "count is -1; it has to be a whole number from 1"),
         (lambda m: m["parts"].update(blocks=[]), "blocks is []; it has to be a list of at least one part"),
         (lambda m: m.update(classes=[]), "at least one class"),
-        (lambda m: m["verified"].update(outputs={"stem": [1, 2]}), "each of its values has to be a list of 32 n"),
+        (lambda m: m["verified"].update(outputs={"stem": [1, 2]}), "stem is [1, 2]; it has to be a list of 32 n"),
         (lambda m: m.update(verified=3), "verified is 3; it has to be a group of keys (agreement"),
         (lambda m: m["verified"].update(tolerance="x"), "tolerance is 'x'; it has to be a number (at verified"),
     ],
