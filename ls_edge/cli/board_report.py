@@ -13,7 +13,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, LsEdgeError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.frame_source import visible_name
+from ls_edge.device.child import module_command
 from ls_edge.device.facts import facts, kernel_messages
 from ls_edge.engines.tensorrt.build import tensorrt_name
 from ls_edge.report.terminal import open_console
@@ -38,7 +38,6 @@ LIMIT_S = 900.0
 
 _END_S = 20.0
 """Seconds for a peer to leave, more than it takes to drain and to free the memory of a GPU."""
-_PYTHON = (sys.executable, "-m")
 
 
 class BoardReport:
@@ -64,7 +63,7 @@ class BoardReport:
 
     def run(self, *words: str) -> None:
         """Add the output of a command of ls-edge."""
-        self.program(f"ls-edge {shlex.join(map(visible_name, words))}", words[0], (*_PYTHON, "ls_edge", *words))
+        self.program(f"ls-edge {shlex.join(map(visible_name, words))}", words[0], (*module_command("ls_edge"), *words))
 
     def program(self, title: str, name: str, command: Sequence[str]) -> None:
         """Add the output of a program, even if it fails or is stopped at its time limit."""
@@ -112,7 +111,7 @@ def write_report(path: Path, bundle: Bundle, data: str | None) -> bool:
         report.run("verify", folder)
         if tensorrt_name() is not None:
             report.run("build", folder)
-        report.program("errors of parts", "errors", (*_PYTHON, "ls_edge.engines.board_numbers", folder))
+        report.program("errors of parts", "errors", (*module_command("ls_edge.engines.board_numbers"), folder))
         report.run("bench", folder)
         report.run("bench", folder, "--out", "profile.json", "--json")
         try:

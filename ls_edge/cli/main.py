@@ -147,7 +147,8 @@ def fail(message: str, code: int, given: Sequence[str]) -> NoReturn:
     interrupts.finishing = True
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
-    for url in _URL.findall("\n".join(given)):
+    typed = [*given, *(value for name, value in os.environ.items() if name.startswith("LS_EDGE_"))]
+    for url in (*_URL.findall("\n".join(typed)), *typed):
         message = message.replace(url, visible_name(url)).replace(str(Path(url)), visible_name(url))
     line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
     with contextlib.suppress(OSError):

@@ -154,8 +154,9 @@ def check_standard_output() -> None:
 def _try_to_write(path: Path, folder: Path) -> None:
     """Write an unnamed file to a folder, since permissions do not reveal full disks and special file systems."""
     with _explained(path):
-        if not folder.is_dir():
-            raise UsageError(f"cannot write {path}: {folder} is not a folder; give another path")
+        if not folder.is_dir() or re.match("https?:/", str(path)):
+            what = "a URL" if folder.is_dir() else folder
+            raise UsageError(f"cannot write {path}: {what} is not a folder; give another path")
     with _explained(path), tempfile.TemporaryFile(dir=folder) as trial:
         trial.write(bytes(4096))
         trial.flush()

@@ -31,7 +31,7 @@ from ls_edge.data import capture as protocol
 from ls_edge.data.frame_source import FrameSource
 from ls_edge.device.requirements import need, require_import
 
-VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm")
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".3gp")
 _USE = "a camera, stream, or video"
 _KEPT = 8
 """Number of decoded frames that are kept for threads that read slightly out of order."""
@@ -186,6 +186,8 @@ class VideoFile:
         self._next = 0
         self._recent: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
+        if self._at(0) is None:
+            raise DataError(f"{path} has no frames; convert it, for example to MP4 with H.264")
 
     def _opened(self) -> Any:
         advice = "cannot be decoded as a video; convert it, for example to MP4 with H.264"
@@ -248,7 +250,7 @@ def _open(path: str, problem: str) -> Any:
     logs.setLogLevel(logs.LOG_LEVEL_SILENT)
     os.environ.setdefault(variable, "-8")  # quiet; FFmpeg reads it when it opens its first source
     try:
-        capture = cv2.VideoCapture(path)
+        capture = cv2.VideoCapture(os.path.abspath(path))  # FFmpeg takes a name such as 10:30.mp4 for a protocol
     finally:
         logs.setLogLevel(level)
         if before is None:

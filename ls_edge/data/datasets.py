@@ -340,8 +340,6 @@ def _of_camera(source: FrameSource) -> ImageSet:
 
 def _of_video(source: str) -> ImageSet:
     video = VideoFile(source)
-    if not video.count:
-        raise DataError(f"{source} has no frames; convert it, for example to MP4 with H.264")
     refs = (ImageRef(f"{source}#{i}", None, functools.partial(video.read, i)) for i in range(video.count))
     return ImageSet(source, "all", (), tuple(refs), in_order=True)
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +20,9 @@ import numpy as np
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.closing import Closing
-from ls_edge.core.errors import BudgetExceeded, DataError, SourceClosed
+from ls_edge.core.errors import BudgetExceeded, DataError, LsEdgeError, SourceClosed
 from ls_edge.data.decoder_process import LARGE_BYTES, Job, Reply, receive, send
+from ls_edge.device.child import module_command
 
 SLOW_S = 0.1
 """Time after which an image is slow, in seconds."""
@@ -134,13 +134,15 @@ class Decoders(Closing):
                 if decoder.is_alive:
                     return decoder
                 decoder.kill()
-            with contextlib.suppress(OSError, EOFError):
-                if self._factory is not None:
+            if self._factory is not None:
+                with contextlib.suppress(OSError, EOFError):
                     return self._factory.fork()
-            if self._factory is not None:  # it was killed
-                self._factory.close()
+                self._factory.close()  # it was killed
             self._factory = _Factory()
-            return self._factory.fork()
+            try:
+                return self._factory.fork()
+            except (ConnectionError, EOFError):
+                raise LsEdgeError("the process that decodes images ended at its start; see 'ls-edge doctor'") from None
 
 
 class _Factory(Closing):
@@ -150,7 +152,7 @@ class _Factory(Closing):
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  our own words
-                [sys.executable, "-m", "ls_edge.data.decoder_process", str(theirs.fileno())],
+                [*module_command("ls_edge.data.decoder_process"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

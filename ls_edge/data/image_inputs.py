@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -45,7 +46,7 @@ def expand_argument(given: str) -> Iterator[ImageInput]:
         require("a camera, stream, or video", "camera")
         yield ImageInput(visible_name(given), frames=lambda: frames(given), is_live=is_live(given))
     elif given == "-":
-        yield ImageInput("-", lambda: read_whole(sys.stdin.buffer, "standard input"))
+        yield ImageInput("-", lambda: read_whole(sys.stdin.buffer if sys.stdin else io.BytesIO(), "standard input"))
     elif not given or not Path(given).exists():  # an empty path would be the working folder
         why = "no such file or folder; check the path" if given else "the path is empty; name a file or folder"
         yield ImageInput(visible_name(given), error=DataError(why))

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 
 from ls_edge.device import hardware
+from ls_edge.device.child import NO_CWD
 from ls_edge.device.requirements import (
     GPU_MEMORY_ADVICE,
     ORT_BUILDS,
@@ -150,7 +151,7 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
     """Run Python code whose last output line is a JSON object; turn a crash, hang, or error into a reason."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
-            [sys.executable, "-c", _NO_CWD + code, *arguments],
+            [sys.executable, "-c", NO_CWD + code, *arguments],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -173,9 +174,6 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
         return ProbeResult(None, reason[:300], done.stderr)
     return ProbeResult(found, errors=done.stderr)
 
-
-_NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
-"""Prefix of each probe, so that a folder called ``onnxruntime`` in the working folder is not imported."""
 
 _ZMQ_CODE = "import json, zmq; print(json.dumps({'version': zmq.zmq_version(), 'curve': zmq.has('curve')}))"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,13 +38,14 @@ def model_card(
         "tags": ["image-classification", "ls-edge", "layershuffle", *([] if is_bundle else ["timm"])],
     }
     num_blocks = counted(bands.num_blocks, "block")
-    listed = ", ".join(map(printable, classes[:20])) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+    listed = re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", ", ".join(map(printable, classes[:20])))
+    more = f" and {len(classes) - 20} more" if len(classes) > 20 else ""
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---",
         f"# {name}",
         f"A `{about['model']}` with {num_blocks}, trained by the method `{about['method']}` of ls-edge {__version__}. "
         "Its blocks can run on several devices, in other orders, and with some left out, at the accuracy below.",
-        f"**Classes** ({len(classes)}): {listed}",
+        f"**Classes** ({len(classes)}): {listed}{more}",
         "## Accuracy\n\n" + _accuracy(evaluation, bands.num_blocks),
         "## Orders and bands\n\n" + _orders(bands),
         "## Cost\n\n" + "".join(f"- {key}: {value}\n" for key, value in cost.items()).rstrip(),

@@ -12,16 +12,17 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ls_edge.core.closing import Closing
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.validation import dump_yaml
+from ls_edge.device.child import module_command
 from ls_edge.runtime.transport.keys import new_keys
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _PORTS = range(10_000, 32_768)
 """Ports for peers: Linux dials from higher ports, so a link to a dead peer's port cannot take that port itself."""
 
 
-class LocalCluster:
+class LocalCluster(Closing):
     """Peers of a placement on free loopback ports; a context manager that leaves no process behind.
 
     The processes end when their standard input, a pipe from this process, is closed.
@@ -92,9 +93,6 @@ class LocalCluster:
         self.start(*self.bundles)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self, *names: str) -> None:
         """Start peers that are not running."""
         for name in names:
@@ -117,7 +115,7 @@ class LocalCluster:
 
     def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
         """Return the command that starts a peer, without its arguments."""
-        return [sys.executable, "-m", "ls_edge.runtime.fleet.local_peer", "peer"]
+        return [*module_command("ls_edge.runtime.fleet.local_peer"), "peer"]
 
     def secret_key(self, name: str) -> Path | None:
         """Return the file of the secret key of a peer or source; None without keys."""

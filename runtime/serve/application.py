@@ -227,19 +227,16 @@ class Api:
 
 def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:
     record = answer.record
-    document: dict[str, Any] = {
+    return {
         "top": [{"label": label, "probability": probability} for label, probability in answer.top(top)],
         "degraded": answer.degraded,
         "latency_ms": answer.latency_ms,
         "order": record.steps if record.is_plain else None,
         "skipped": record.skipped,
         "why_skipped": record.why_skipped,
+        **({} if record.is_plain else {"waves": record.waves}),
+        **({"logits": answer.logits.tolist()} if with_logits else {}),
     }
-    if not record.is_plain:
-        document["waves"] = record.waves
-    if with_logits:
-        document["logits"] = answer.logits.tolist()
-    return document
 
 
 def _parameters(values: Mapping[str, str], most_ms: float) -> tuple[int, float, bool]:

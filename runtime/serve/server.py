@@ -15,6 +15,7 @@ from aiohttp import web
 
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.device.threads import batch_scheduling, introduce_thread
 from ls_edge.runtime.serve.listener import url_of
 
@@ -85,6 +86,10 @@ class HttpServer(Closing):
             self._application, handler_cancellation=True, keepalive_timeout=IDLE_S, access_log=None, logger=silent,
             shutdown_timeout=0.0,
         )  # fmt: skip
+        counts = LoggedCounts()  # without free descriptors, every connection fails
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, failure: counts.note(failure["message"], "the HTTP server failed", why=failure["message"])
+        )
         await runner.setup()
         site = web.SockSite(runner, self._listener, ssl_context=None if self._tls is None else self._tls.context)
         await site.start()

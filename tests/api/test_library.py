@@ -51,6 +51,7 @@ for number in itertools.count():
     os.mkdir(str(number))
     os.chdir(str(number))
     exec(code, {})
+    open("random.py", "w").write("raise SystemExit")  # which no process may import
     with ls_edge.Cluster("exported", peers=1) as cluster, cluster.source() as source:
         images = open_data("digits", "eval").images[:3]
         async def answer_all():

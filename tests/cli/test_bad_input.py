@@ -283,6 +283,9 @@ CASES = r"""
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
 2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)
 2 | RUN --log-json --limit=rtmp://cam/app/SECRET | 'rtmp://cam/app/…' is not a valid integer
+2 | peers new u:SECRET@h1 | '…@h1' is not a host; write
+2 | serve --peers good.yaml --http u:SECRET@h:x | --http '…@h:x' is not HOST:PORT
+2 | keys new a --out http://u:SECRET@h/x | cannot write http://h/x: a URL is not a folder; give another path
 1 | verify http://cam/s?pwd=SECRET | http://cam/s?pwd=… is not a bundle
 2 | http://u:SE/C@RET@cam/s | unknown command 'http://cam/s'; known here: demo,
 2 | trian | unknown command 'trian'; did you mean 'train'? See

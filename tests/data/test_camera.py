@@ -38,7 +38,7 @@ SPEC = ImageSpec((16, 16), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop_pct=1.0)
 @pytest.fixture
 def clip(tmp_path):
     """A video of twelve frames, each with more blue than red, and brighter than the one before."""
-    path = tmp_path / "clip.avi"
+    path = tmp_path / "10:30.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
     for shade in SHADES:
         writer.write(np.full((48, 64, 3), (shade, shade // 2, 0), np.uint8))  # blue, green, red

@@ -21,9 +21,16 @@ def test_a_folder_is_expanded_to_its_images_in_order(tmp_path):
     assert read(tmp_path / "cat" / "1.png") == {str(tmp_path / "cat" / "1.png"): b"cat one"}
 
 
-def test_standard_input_is_read_whole(monkeypatch):
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"an image")))
-    assert read("-") == {"-": b"an image"}
+@pytest.mark.parametrize(
+    ("stream", "what"),
+    [
+        (SimpleNamespace(buffer=io.BytesIO(b"an image")), "b'an image'"),
+        (None, "standard input is empty; give"),
+    ],
+)
+def test_standard_input_is_read_whole(monkeypatch, stream, what):
+    monkeypatch.setattr("sys.stdin", stream)
+    assert str(read("-")["-"]).startswith(what)
 
 
 @pytest.mark.parametrize(

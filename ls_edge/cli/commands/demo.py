@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import shlex
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ls_edge.cli.output import write_json
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.core.records import RequestRecord
 from ls_edge.core.text import counted, show_percent
+from ls_edge.device.child import module_command
 from ls_edge.device.requirements import require
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.evaluation import print_evaluations
@@ -191,7 +191,7 @@ def _run_command(console: Console, *words: object) -> str:
     text = [str(word) for word in words]
     console.print(f"$ ls-edge {shlex.join(text)}", style="bold")
     done = subprocess.run(  # noqa: S603  our own interpreter and arguments
-        [sys.executable, "-m", "ls_edge", *text],
+        [*module_command("ls_edge"), *text],
         stdout=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
