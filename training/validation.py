@@ -128,13 +128,20 @@ def judge(who: str, answer: Answer, classes: int, data: str, batches: Batches, c
     confusion = torch.zeros(classes, classes, dtype=torch.float64) if classes <= MOST_CONFUSED else None
     [(loss, counts)] = measure(answer, 1, classes, batches, context, confusion)
     images, top1 = sum(counts.images), counts.top1
-    otherwise = 0.0 if confusion is None else float(context.sum(confusion).amax(1).sum()) / images
-    is_mixed = images >= FEW_IMAGES * classes and loss >= counts.chance_loss and top1 < otherwise / 2
+    otherwise = (  # no order of the classes has more
+        0.0
+        if confusion is None
+        else min(float((table := context.sum(confusion)).amax(0).sum()), float(table.amax(1).sum())) / images
+    )
+    is_mixed = images >= FEW_IMAGES * classes and (
+        (loss >= counts.chance_loss and top1 < otherwise / 2) or otherwise - top1 > max(0.1, 1 - otherwise)
+    )
     if not (is_mixed or counts.is_guess(loss)):
         return Judgment(top1)
     reordered = f", {otherwise:.3f} if its classes are in another order" if is_mixed else ""
     return Judgment(
         top1,
         f"{who} has a top-1 of {top1:.3f} on the validation images of {data} (guessing has {counts.chance:.3f}"
-        f"{reordered}), so it guesses, as if it was trained on other classes or in another order of them",
+        f"{reordered}), so {'they seem to be' if is_mixed else 'it guesses, as if it was trained on other classes or'} "
+        "in another order",
     )

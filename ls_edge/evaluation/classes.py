@@ -51,11 +51,15 @@ class ClassCounts(msgspec.Struct, frozen=True):
         return float(-(shares * np.log(shares)).sum())
 
     def is_guess(self, loss: float) -> bool:
-        """Return whether a model with this cross-entropy is no better than a constant answer."""
-        if sum(count > 0 for count in self.images) > 1 and sum(count > 0 for count in self.answers) == 1:
+        """Return whether a model with this cross-entropy is no better than a constant answer.
+
+        Images of one class do not show it.
+        """
+        several = sum(count > 0 for count in self.images) > 1
+        if several and sum(count > 0 for count in self.answers) == 1:
             return True
         spread = math.sqrt(self.chance * (1 - self.chance) / max(1, sum(self.images)))
-        return loss >= self.chance_loss and self.top1 <= self.chance + ABOVE_CHANCE * spread
+        return several and loss >= self.chance_loss and self.top1 <= self.chance + ABOVE_CHANCE * spread
 
     def by_class(self, classes: Sequence[str]) -> dict[str, float]:
         """Return the accuracy of each class that has images."""

@@ -35,5 +35,5 @@ def test_accuracies_are_those_of_scikit_learn():
 )
 def test_a_model_of_one_answer_or_at_chance_only_guesses(answers, loss, guesses, missed):
     counts = ClassCounts.of(LABELS, answers, 4)
-    assert counts.is_guess(loss) == guesses
+    assert (counts.is_guess(loss), ClassCounts.of(0 * LABELS, 0 * LABELS, 4).is_guess(loss)) == (guesses, False)
     assert missed is None or counts.missed(NAMES) == missed
