@@ -74,6 +74,11 @@ class TrainingImages:
         held, source = len(self.split.held), images.source
         if self.split.copies:
             reporter.note(f"{source}: {counted(self.split.copies, 'image')} are copies of others; copies are not split")
+        if absent := {*range(len(images.classes))}.difference(images.images[row].label for row in self.split.held):
+            reporter.note(
+                f"{source}: too few different images for validation images of "
+                f"{', '.join(images.classes[label] for label in sorted(absent)[:5])}{', …' * (len(absent) > 5)}"
+            )
         if self.split.known:
             reporter.warn(
                 f"{self.split.known:,} of the {counted(held, 'validation image')} of {source} were training images of "

@@ -34,7 +34,7 @@ class DataSplit:
 def split_images(
     images: ImageSet, digests: Digests, part: float, seed: int, known: Sequence[KnownImages] = ()
 ) -> DataSplit:
-    """Split a set: validation gets a seeded ``part`` of each class, but at least one image and not the last of a class.
+    """Split a set: validation gets a seeded ``part`` of the different images of each class, but not all of a class.
 
     ``known`` are the training images of the start. Raise :class:`DataError` for a set of one class, or without two
     different images of a class.
@@ -54,18 +54,13 @@ def split_images(
         raise DataError(f"{images.source} has images of one class only ({only}); training needs two or more")
     held: list[int] = []
     owed = 0.5  # images from classes too small to give one each; half an image rounds it
-    for label in sorted(by_class):
-        own = by_class[label]
-        total = sum(len(groups[digest]) for digest in own)
+    for _, own in sorted(by_class.items()):
+        total = len(own)
         count = min(round(part * total), total - 1)
         if not count and total > 1:
-            owed += part * total
-            count = int(owed)
+            count = int(owed := owed + part * total)
             owed -= count
-        for digest in own[:-1]:
-            if digest not in in_start and len(groups[digest]) <= count:
-                held.append(digest)
-                count -= len(groups[digest])
+        held += [digest for digest in own[:-1] if digest not in in_start][:count]
     if not held:  # too few images, or all of them are known
         several = [own for own in by_class.values() if len(own) > 1]
         if not several:

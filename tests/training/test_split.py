@@ -72,17 +72,17 @@ def test_copies_in_two_classes_are_split_together_and_sets_that_cannot_be_split_
 
 
 def test_copies_and_links_stay_on_one_side_and_are_counted(tmp_path):
-    written(tmp_path, {"a": 20, "b": 20})
-    for name in ("a", "b"):
-        for index in range(10):
-            shutil.copy(tmp_path / name / f"{index:03}.png", tmp_path / name / f"copy {index}.png")
-        os.symlink(tmp_path / name / "019.png", tmp_path / name / "link.png")
+    written(tmp_path, {"a": 20, "b": 20, "c": 4})
+    for name, pictures, copies in (("a", 20, 10), ("b", 20, 10), ("c", 4, 40)):  # c is oversampled by copies
+        for index in range(copies):
+            shutil.copy(tmp_path / name / f"{index % pictures:03}.png", tmp_path / name / f"copy {index}.png")
+        os.symlink(tmp_path / name / "003.png", tmp_path / name / "link.png")
     images, digests = opened(tmp_path)
     for seed in range(5):
         found = split_images(images, digests, 0.3, seed)
-        assert found.copies == 22
+        assert (found.copies, {images.images[row].label for row in found.held}) == (63, {0, 1, 2})
         assert not set(digests[found.train]) & set(digests[found.held])
-        assert abs(len(found.held) - 0.3 * len(images)) <= 4
+        assert abs(len(found.held) - 0.3 * len(images)) <= 8
 
 
 def test_the_split_goes_by_content_and_not_by_names(tmp_path):
