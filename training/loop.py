@@ -109,6 +109,8 @@ def train(
             if not is_out_of_memory(error):
                 raise
             raise TrainingStopped(_memory_advice(config, device, setup)) from None
+        except (ConnectionError, BlockingIOError, TimeoutError):  # not of a disk
+            raise
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
 
@@ -116,7 +118,11 @@ def train(
 def _memory_advice(config: TrainConfig, device: torch.device, setup: Setup | None) -> str:
     """Return the error for too little memory, with the remedies that keep the result first."""
     parts = 2 * config.accumulate
-    more = "recompute activations (--set checkpointing=true), or take smaller batches, images or models"
+    more = (
+        "recompute activations (--set checkpointing=true), or take smaller batches, images or models"
+        if setup is not None
+        else "keep fewer decoded images, with the same result (--set data.cache_mb=N), or take smaller images or models"
+    )
     fits = setup is not None and parts <= setup.context.local_batch_size(config.batch_size)
     if setup is not None and fits and not whole_batch_only(setup.task.view):
         more = f"compute a step in more parts, with the same result (--accumulate {parts}), {more}"
@@ -198,13 +204,13 @@ class _Training:
             start_metrics(self.out, self.progress.epochs_done)
 
     def begin(self) -> None:
-        """Write the files of a new run; leave none of them if that fails."""
+        """Write the files of a new run; leave none of them if that fails, or the old run if there is no room."""
+        if self.config.epochs:  # the largest file
+            save_progress(self.out, self.task.state(), self.progress)
         for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
             old.unlink(missing_ok=True)
         try:
             start_metrics(self.out, 0)
-            if self.config.epochs:
-                save_progress(self.out, self.task.state(), self.progress)
             save_run(self.out, self.task.view, self.config, self.record)
         except BaseException:
             for name in (RESUME, WEIGHTS, METRICS):
