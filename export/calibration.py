@@ -74,7 +74,7 @@ def read_calibration(
 
     Raise :class:`DataError` if fewer than :data:`LEAST` remain or if the classes differ from the model's.
     """
-    found = open_data(data, "eval") if isinstance(data, str) else data
+    found = data if isinstance(data, ImageSet) else open_data(str(data), "eval")
     matched = match_classes(found, classes) if found.classes else found
     taken = matched.take(min(IMAGES, len(matched)))
     images, labels, unreadable = [], [], list[str]()

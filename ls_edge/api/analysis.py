@@ -39,7 +39,7 @@ class AnalysisResult(Shown, Analysis, frozen=True):
 
 def analyze(
     model: str | Path,
-    data: str | ImageSet,
+    data: str | Path | ImageSet,
     *,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
@@ -51,7 +51,7 @@ def analyze(
     """
     asked = AnalysisSettings.of(settings)
     asked = msgspec.structs.replace(asked, what=check_kinds(asked.what))
-    images = open_data(data, "eval") if isinstance(data, str) else data
+    images = data if isinstance(data, ImageSet) else open_data(str(data), "eval")
     if len(images) < (asked.limit or 0):  # answers to the same image would count as independent ones in tests
         asked = msgspec.structs.replace(asked, limit=None)
     with open_model(local_folder(model), asked, on_warning) as opened:

@@ -40,7 +40,7 @@ class EvaluationResult(Shown, Evaluation, frozen=True):
 
 def evaluate(
     model: str | Path,
-    data: str | ImageSet,
+    data: str | Path | ImageSet,
     *,
     on_progress: OnProgress = ignore_progress,
     on_warning: OnWarning = warn_in_python,
@@ -53,7 +53,7 @@ def evaluate(
     no torch.
     """
     asked = EvaluationSettings.of(settings)
-    images = open_data(data, "eval") if isinstance(data, str) else data
+    images = data if isinstance(data, ImageSet) else open_data(str(data), "eval")
     results: list[Evaluation] = []
     for folder in model_folders(Path(model)):
         with open_model(folder, asked, on_warning) as opened:

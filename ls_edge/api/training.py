@@ -23,7 +23,7 @@ FREE = ("workers", "cache_mb")
 
 
 def train(
-    data: str | None = None,
+    data: str | Path | None = None,
     out: str | Path = "run",
     *,
     changes: Sequence[str] = (),
@@ -40,7 +40,9 @@ def train(
     values of ``--set``, such as ``"optim.clip=0.5"``. ``on_epoch`` is called with the metrics of each epoch and the
     number of epochs. Raise :class:`RunError` if ``out`` holds a run, unless ``resume`` or ``overwrite`` is set.
     """
-    flags = {"data": data, **settings}
+    flags = {
+        name: str(value) if isinstance(value, Path) else value for name, value in {"data": data, **settings}.items()
+    }
     asked, named = read_settings(flags.pop("config", None), flags, changes, resume=resume, overwrite=overwrite)
     from ls_edge.training.progress import Reporter
 
@@ -117,7 +119,11 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
         if value in (None, "auto"):
             continue
         if name == "method_args":
-            value = msgspec.to_builtins(make_method(str(own.method), value).settings)
+            value = was | {  # the training may have set others
+                key: one
+                for key, one in msgspec.to_builtins(make_method(str(own.method), value).settings).items()
+                if key in value
+            }
         # data and data/ are the same, and a run pins what comes from a hub
         if not (
             value == was
