@@ -148,7 +148,7 @@ def fail(message: str, code: int, given: Sequence[str]) -> NoReturn:
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
     typed = [*given, *(value for name, value in os.environ.items() if name.startswith("LS_EDGE_"))]
-    for url in (*_URL.findall("\n".join(typed)), *typed):
+    for url in (*_URL.findall("\n".join(typed)), *(word for word in typed if visible_name(word) != word)):
         message = message.replace(url, visible_name(url)).replace(str(Path(url)), visible_name(url))
     line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
     with contextlib.suppress(OSError):

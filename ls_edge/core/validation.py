@@ -106,13 +106,15 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     found = at_path(value, where)
     if not by_type and isinstance(found, dict):  # a struct's own check
         return InvalidValue(where, text)
-    name = next((step for step in reversed(where) if isinstance(step, str)), "" if where else "the file")
+    name = next(
+        (step for step in reversed(where) if step != _ANY and isinstance(step, str)), "" if where else "the file"
+    )
     if where and isinstance(where[-1], int):
         name += f"[{where[-1]}]"
     written = (source or {}).get(where)
     is_changed = written is not None and not isinstance(found, (str, type(None)))
     if by_type:
-        text = f"it has to be {describe_type(expected)}"
+        text = f"{'each of its values' if _ANY in where else 'it'} has to be {describe_type(expected)}"
         if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
             text += f"; put it in quotes: {json.dumps(written)}"
     shown = written if is_changed else show_value(found)
@@ -203,11 +205,10 @@ def _path(at: str) -> Path_:
 
 
 def _with_keys(where: Path_, message: str, value: Any, type_: Any) -> Path_:
-    """Return a path with the key of each mapping: the one whose value alone causes the same message."""
-    value = copy.deepcopy(value)
-    while _ANY in where:
+    """Return a path with the key of each small mapping: the one whose value alone causes the same message."""
+    value = copy.deepcopy(value) if _ANY in where else value
+    while _ANY in where and len(group := at_path(value, where[: where.index(_ANY)])) <= 100:  # each is tried
         at = where.index(_ANY)
-        group = at_path(value, where[:at])
         for key, one in tuple(group.items()):
             group.clear()
             group[key] = one
