@@ -133,6 +133,7 @@ def judge(who: str, answer: Answer, classes: int, data: str, batches: Batches, c
         if confusion is None
         else min(float((table := context.sum(confusion)).amax(0).sum()), float(table.amax(1).sum())) / images
     )
+    # Another order has to explain more answers than it leaves wrong, or a weak start would seem to be mixed by chance.
     is_mixed = images >= FEW_IMAGES * classes and (
         (loss >= counts.chance_loss and top1 < otherwise / 2) or otherwise - top1 > max(0.1, 1 - otherwise)
     )
