@@ -229,7 +229,8 @@ def _timm_transform(spec: ImageSpec) -> Callable[[Any], Any]:
             is_training=True,
             use_prefetcher=True,
             auto_augment="rand-m7-mstd0.5-inc1",
-            interpolation=spec.interpolation,
+            # Pillow rotates with these three only.
+            interpolation=spec.interpolation if spec.interpolation in ("nearest", "bilinear") else "bicubic",
             mean=spec.mean,
             std=spec.std,
             scale=(0.35, 1.0),

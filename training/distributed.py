@@ -6,6 +6,7 @@ checkpoints. The backend is ``nccl`` for CUDA tensors (not run on several GPUs y
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
@@ -92,7 +93,9 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
     if context.world_size == 1:
         yield
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    if not dist.is_initialized():  # a second group would read the addresses of the first one from torchrun's store
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        atexit.register(dist.destroy_process_group)
     try:
         yield
     except LsEdgeError:
@@ -102,5 +105,3 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
         if not isinstance(error, dist.DistError) and "gloo" not in first and "nccl" not in first.lower():
             raise
         raise TrainingStopped(f"another process has ended ({first[:200]}); start all of them again") from None
-    finally:
-        dist.destroy_process_group()

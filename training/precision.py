@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -62,7 +62,10 @@ def autocast(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether an error from torch means that the device or host is out of memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: " in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        text in str(error)
+        for text in ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    )
 
 
 @contextlib.contextmanager
@@ -108,17 +111,18 @@ def own_torch_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exact_products() -> Iterator[None]:
-    """Compute products of float32 in float32."""
-    mkldnn: Any = torch.backends.mkldnn  # untyped
-    backends = torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv
-    values, precision = [backend.fp32_precision for backend in backends], "highest"
+    """Compute products of float32 in float32, also those of convolutions, for which torch takes TF32 on a GPU."""
+    mkldnn, cudnn = cast(Any, torch.backends.mkldnn), cast(Any, torch.backends.cudnn)  # untyped
+    backends, precision = (torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv), "highest"
+    values, allows = [backend.fp32_precision for backend in backends], cudnn.conv.fp32_precision == "tf32"
     with contextlib.suppress(RuntimeError):  # torch cannot say it if some backends were set alone
         precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # also that of matrix products
-    mkldnn.conv.fp32_precision = "ieee"
+    mkldnn.conv.fp32_precision, cudnn.allow_tf32 = "ieee", False
     try:
         yield
     finally:
+        cudnn.allow_tf32 = allows
         torch.set_float32_matmul_precision(precision)
         for backend, value in zip(backends, values, strict=True):
             backend.fp32_precision = value

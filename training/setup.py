@@ -190,7 +190,7 @@ class Setup:
         assert self.batches is not None
         config, images = self.config, self.images
         held, classes = self.batches[1], len(images.classes)
-        if initial.trained:
+        if initial.trained and config.model.depth is None:  # without some of its blocks, it may well guess
             view = (initial.source or initial.view).to(self.device)
             dtype = choose_precision(config.precision, self.device)
             order = Arrangement.plain(range(view.num_blocks))
@@ -300,7 +300,8 @@ def _method_name(config: TrainConfig, initial: InitialWeights, reporter: Reporte
     """Return the method in force; explain a default."""
     model, view = config.model, initial.view
     in_order = model.has_weights and initial.bands is None
-    name = config.chosen_method(could_share=initial.could_share, shares=view.shares_weights, in_order=in_order)
+    could_share = initial.could_share and model.depth is None
+    name = config.chosen_method(could_share=could_share, shares=view.shares_weights, in_order=in_order)
     if config.method is not None or not config.epochs:
         return name
     if name == "shared" and not view.shares_weights:

@@ -167,6 +167,8 @@ def is_expected(error: Exception) -> bool:
         isinstance(error, (LsEdgeError, OSError, UnicodeEncodeError, MemoryError))
         or is_thread_limit(error)
         or _is_of_sockets(error)
+        or type(error).__name__ == "OutOfMemoryError"  # of torch, which few commands load
+        or "DefaultCPUAllocator: " in str(error)
     )
 
 

@@ -131,7 +131,8 @@ def _of_torchvision(source: str, part: Literal["train", "eval"]) -> Named:
             data.loader = read_image
         targets = getattr(data, "targets", None)
         labels = [int(one) for one in ([row[1] for row in data] if targets is None else targets)]
-        names = getattr(data, "classes", None) or ()
+        # The classes of torchvision's ImageNet are tuples of synonyms, its folders synsets.
+        names = getattr(data, "wnids", None) or getattr(data, "classes", None) or ()
         known, classes = _named(source, labels, names if max(labels, default=0) < len(names) else None)
         readers = (functools.partial(_read_image, data, row) for row in range(len(labels)))
         return "train" if part == "train" else "val", classes, list(zip(known, readers, strict=True))
