@@ -112,7 +112,7 @@ class Hub:
             before = self.commits[repository].get(self.newest(repository), {}) if self.commits[repository] else {}
             commit = hashlib.sha1(body).hexdigest()
             self.commits[repository][commit] = {**before, **files}
-            url = f"{self.url}/{repository}"
-            self.answer(handler, 200, {"success": True, "commitOid": commit, "commitUrl": f"{url}/commit/{commit}"})
+            url = f"{self.url}/{repository}/commit/{commit}"
+            self.answer(handler, 200, {"success": True, "commitOid": commit, "commitUrl": url})
         else:
             self.answer(handler, 200, {"errors": [], "warnings": []})

@@ -168,8 +168,7 @@ def _preprocessor(spec: ImageSpec) -> Preprocessor:
 
 def _size() -> int:
     """Return the size of this process's memory, in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -30,8 +30,6 @@ _NICENESS = 5
 """Niceness of a decoder whose image is slow: images of others are decoded meanwhile."""
 WITHIN_S = 60.0
 """Time after which a decoder hangs, in seconds; its CPU time is limited anyway."""
-_STOP_S = 2.0
-"""Time for the factory to end, in seconds."""
 
 
 class Decoded(NamedTuple):
@@ -100,12 +98,13 @@ class Decoders(Closing):
             self._keep(self._take())
 
     def close(self) -> None:
-        """End all processes; those that decode, after their image."""
+        """End all processes, also those that decode."""
         with self._lock:
             self._is_closed = True
             while self._idle:
                 self._idle.pop().kill()
             if self._factory is not None:
+                os.killpg(self._factory.process.pid, signal.SIGKILL)  # its decoders, too
                 self._factory.close()
                 self._factory = None
 
@@ -151,11 +150,12 @@ class _Factory(Closing):
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603  our own words
+            self.process = subprocess.Popen(  # noqa: S603  our own words
                 [*module_command("ls_edge.data.decoder_process"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                start_new_session=True,  # the decoders are in its process group
                 stderr=subprocess.DEVNULL,  # libtiff prints about damaged files without end
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a process with threads cannot be forked
             )
@@ -177,11 +177,8 @@ class _Factory(Closing):
 
     def close(self) -> None:
         self._control.close()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 class _Decoder:

@@ -122,8 +122,7 @@ def iterate(
 
     def load(image: ImageRef) -> tuple[T, float]:
         started = time.perf_counter()
-        array = preprocessor(image.read(), image.name)
-        return array, (time.perf_counter() - started) * 1e3
+        return preprocessor(image.read(), image.name), (time.perf_counter() - started) * 1e3
 
     used = 0
     first: DataError | None = None

@@ -75,12 +75,12 @@ def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, floa
         return None
     total, free = info["MemTotal"] / 2**20, info.get("MemAvailable", info["MemTotal"]) / 2**20
     for folder in _control_groups(root, own, "memory"):
-        for limit_file, used_file in _MEMORY_FILES:
+        for limit_file, used_file, prefix in _MEMORY_FILES:
             limit, used = text_of(folder / limit_file), text_of(folder / used_file)
             if limit.isdigit():
                 # Cached files count as used until others need the memory.
-                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.M)
-                unused = int(limit) - (int(used) if used.isdigit() else 0) + (int(cached[1]) if cached else 0)
+                cached = re.findall(rf"^{prefix}(?:in)?active_file (\d+)$", text_of(folder / "memory.stat"), re.M)
+                unused = int(limit) - (int(used) if used.isdigit() else 0) + sum(map(int, cached))
                 total, free = min(total, int(limit) / 2**30), min(free, unused / 2**30)
     for kind, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         own_limit = resource.getrlimit(kind)[0]
@@ -92,11 +92,11 @@ def memory_gib(root: Path = CGROUP, own: Path = OWN_CGROUP) -> tuple[float, floa
 
 
 _MEMORY_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory.high", "memory.current"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ("memory.max", "memory.current", ""),
+    ("memory.high", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Files of the limit and the use of memory, of control groups of version 2 and 1."""
+"""Files of the limit and the use of memory, and prefix of the counts, of control groups of version 2 and 1."""
 
 
 def memory_for_engines(free: float, release: str | None) -> float:
@@ -157,8 +157,7 @@ def jetpack(root: Path = ROOT) -> str | None:
 
 def has_nvidia() -> bool:
     """Return whether this machine has a GPU of NVIDIA, on a card or in a Jetson."""
-    devices = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")
-    return jetson_linux() is not None or any(Path(device).exists() for device in devices)
+    return jetson_linux() is not None or any(map(os.path.exists, ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu")))
 
 
 def missing_gpu_nodes(root: Path = ROOT) -> list[str]:

@@ -199,22 +199,22 @@ def _open_with(
     if workspace is not None:
         workspace.hold()  # freed at the end if no engine opens
     engines: dict[str, Engine] = {}
-    by_file: dict[str, Engine] = {}
-    num_engines = len({bundle.part(name).file for name in names})
+    by_digest: dict[str, Engine] = {}
+    num_engines = len({bundle.part(name).sha256 for name in names})
     # ONNX Runtime sessions do not share working memory.
     share = replace(options, gpu_mem_limit=options.gpu_mem_limit and options.gpu_mem_limit // num_engines)
 
     try:
         for name in names:
-            file, signature = bundle.part(name).file, signature_of(bundle.manifest, name)
-            if file not in by_file:
+            digest, signature = bundle.part(name).sha256, signature_of(bundle.manifest, name)
+            if digest not in by_digest:
                 on_status = partial(on_step, len(engines), len(names))
                 on_status(name)
                 if choice.kind == "tensorrt" and workspace is not None:
-                    by_file[file] = open_tensorrt(bundle, name, signature, options, workspace, on_status=on_status)
+                    by_digest[digest] = open_tensorrt(bundle, name, signature, options, workspace, on_status=on_status)
                 else:
                     with bundle.opened(name) as model:
-                        by_file[file] = OnnxEngine(
+                        by_digest[digest] = OnnxEngine(
                             model,
                             name,
                             signature,
@@ -223,14 +223,14 @@ def _open_with(
                             options=share,
                             workspace=workspace,
                         )
-            engines[name] = by_file[file]
+            engines[name] = by_digest[digest]
         if choice.provider != CPU:
-            for engine in by_file.values():  # if memory runs out only in a run, there are still other choices
+            for engine in by_digest.values():  # if memory runs out only in a run, there are still other choices
                 warm_up(engine)
                 if choice.kind == "onnx":
                     check_engine(bundle, engine)
     except BaseException:
-        for engine in by_file.values():
+        for engine in by_digest.values():
             engine.close()
         raise
     finally:

@@ -125,12 +125,12 @@ class StoredBundle:
 
     def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
         """Build the engines of the parts of a file, one at a time."""
-        entry = self.entry_in(file, bundle)
+        entry, wanted = self.entry_in(file, bundle), self._present().settings.engine
         return build_engines(
             bundle,
             [part_name(part) for part in entry.blocks],
-            kind=self._present().settings.engine or entry.engine,
-            provider=entry.provider,
+            kind=wanted or entry.engine,
+            provider=None if wanted else entry.provider,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=on_step,
@@ -154,7 +154,7 @@ class StoredBundle:
             return
         record = self._store.record
         is_file_new = record.before is not None and record.before.file != record.file  # with another address, perhaps
-        is_ours = isinstance(error, (BundleError, UsageError)) or record.trial_starts is not None
+        is_ours = isinstance(error, BundleError) or record.trial_starts is not None
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
         self._is_broken = not self._store.give_up(str(error)) and not self._store.drop_damaged()

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.errors import DataError
 from ls_edge.data.decoders import Decoders
-from ls_edge.runtime.protocol.messages import TransferId
+from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.protocol.payload import EncodedImage
 from ls_edge.runtime.routing.state.events import Decode, Decoded
 
 AT_ONCE = 8
 """Number of images that are decoded at the same time: one that takes long does not delay the others."""
 _NO_IMAGE = EncodedImage(b"\0")
-"""Placeholder that returns to the source instead of an undecodable image."""
+"""Placeholder that returns to the source instead of an image that was not decoded."""
 
 
 class Decoder:
@@ -54,9 +54,9 @@ class Decoder:
         try:
             pixels = self._decoders.decode(self._spec, image.content, "the image").pixels
             image = image._replace(pixels=pixels[None])
-        except LsEdgeError as error:
-            image, why = _NO_IMAGE, str(error)
-        except Exception as error:  # noqa: BLE001  a library may raise anything
-            image, why = _NO_IMAGE, f"cannot decode the image: {error!r}"
+        except DataError as error:
+            image, why = _NO_IMAGE, f"{ReturnReason.NO_IMAGE}: {error}"
+        except Exception as error:  # noqa: BLE001  such as no descriptor: another peer may decode it
+            image, why = _NO_IMAGE, f"cannot decode the image: {error}"
         self._results.append(Decoded(decode.transfer, image, round((time.perf_counter() - started) * 1e6), why))
         self._wake()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from ls_edge.core.errors import EngineError, LsEdgeError
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.core.parts import STEM, shown_parts
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.device.threads import batch_scheduling
@@ -66,6 +67,7 @@ class Incarnation:
         """Requests to leave: 1 drains, 2 leaves immediately."""
         self.setup, self.executor, self._installer = setup, executor, installer
         self._failure: LsEdgeError | None = None
+        self._failed_calls = LoggedCounts()
         self._new_peers: PeersFile | None = None
         manifest, serves = setup.manifest, setup.bundle is not None
         self._greeting = Hello(
@@ -304,7 +306,7 @@ class Incarnation:
         if isinstance(done, Computed):
             self.executor.counts.add(done)
         elif isinstance(result, ComputeFailed):
-            log.warning("engine call failed", extra={"peer": self._greeting.name, "why": result.why})
+            self._failed_calls.note("calls", "engine call failed", peer=self._greeting.name, why=result.why)
         failed = len(self.machine.rules.engine.failed_blocks)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.rules.engine.failed_blocks) != failed:

@@ -158,7 +158,7 @@ class Peer:
     def stop(self) -> None:
         """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
         self._stops += 1
-        if self._incarnation is not None:
+        if self._incarnation is not None and self._incarnation.stops < self._stops:  # it may drain already, to switch
             self._incarnation.stop()
 
     def serve(self, wants_reload: Callable[[], bool] = lambda: False) -> None:
@@ -271,7 +271,7 @@ class Peer:
             setup.bundle,
             entry.blocks,
             kind=setup.engine_kind,
-            provider=entry.provider,
+            provider=None if setup.settings.engine else entry.provider,
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not ASCII text"
         # A token given instead of its file is not shown: a log would keep it.
-        is_path = path.suffix or path.is_absolute() or len(str(path)) < MIN_TOKEN
+        is_path = len(str(path)) < MIN_TOKEN or (len(path.parent.parts) > 1 and os.path.isdir(path.parent))
         shown = f" {path}" if is_path else ", whose value may be a token itself,"
         raise UsageError(f"--token-file{shown} cannot be read ({why}); give a file with one token a line") from None
     tokens = tuple(line.encode() for line in lines if line and not line.startswith("#"))

@@ -201,9 +201,9 @@ class Service:
 
         def submit() -> None:
             bundle, images = self.source.bundle, decode(on_slow)
+            left_s = self._wait_for_holders(end)
             if bundle is not self.source.bundle:  # it has changed meanwhile
                 images = decode(on_slow)
-            left_s = self._wait_for_holders(end)
             try:
                 for index, image in enumerate(images):
                     futures.append(self.source.submit(image, name=f"image {index}", budget_ms=left_s * 1e3))

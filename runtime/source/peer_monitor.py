@@ -175,7 +175,7 @@ class PeerMonitor:
         self._suspicion_ends = min(suspicions, default=float("inf"))
         held: list[tuple[int, ...]] = []
         for n in neighbors:
-            if n.state is not None and n.state.warm and not n.state.draining:
+            if n.serves and n.state is not None:
                 held += (n.hello.blocks, n.state.reach_blocks)
         peers = {
             peer.name: _view(peer, neighbors.get(peer.name), now, known.get(peer.name)) for peer in self._peers.peers

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from ls_edge.core.errors import BudgetExceeded, Overloaded, RequestError, SourceClosed
+from ls_edge.core.errors import BudgetExceeded, DeviceLost, Overloaded, RequestError, SourceClosed
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.peer.threads import LoopThreads
 from ls_edge.runtime.routing.source.source_rules import SourceMachine
@@ -174,6 +174,8 @@ class Requests:
             self.line.leave(inflight)
         elif result.error is not None:
             self._end(inflight, result.error, inflight.answered)
+            if isinstance(result.error.__cause__, DeviceLost):
+                self.line.close()  # only another process can use the GPU
         elif result.output is None:
             pass  # its deadline ends it
         elif self._engines is not None and result.part == HEAD and isinstance(result.output, np.ndarray):

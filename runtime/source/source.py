@@ -249,14 +249,16 @@ class Source(Closing):
     def wait_ready(self, timeout: float = 5.0, *, may_miss: int = 0) -> tuple[int, ...]:
         """Wait at most ``timeout`` seconds until all blocks, except for ``may_miss`` of them, have warm holders.
 
-        Without a bundle, wait for stem and head as well. Return the parts without a holder.
+        Without a bundle, wait for stem and head as well. Return the parts without a holder; if the source has begun to
+        use another model meanwhile, those of that model.
         """
 
         def is_ready(found: SourceSnapshot) -> bool:
             missing = found.missing_blocks
             return len(missing) <= may_miss and ENDS.keys().isdisjoint(missing)
 
-        return self._loop.monitor.wait_for(is_ready, timeout).missing_blocks
+        waited = self._loop.monitor.wait_for(is_ready, timeout).missing_blocks
+        return min(waited, self.snapshot.missing_blocks, key=len)
 
     @property
     def audits(self) -> AuditSummary | None:

@@ -74,6 +74,7 @@ class StemAndHead:
             output = self._executor.run((part,), array)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             failed = RequestError(f"request {inflight.request}: the {ENDS[part]} failed: {error}")
+            failed.__cause__ = error.with_traceback(None)
             return PartResult(inflight, part, error=failed)
         if not is_finite(output):
             is_odd = part == STEM and bool(np.abs(array).max() > 1.01 * self._largest)  # 1.01: rounding

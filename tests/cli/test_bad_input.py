@@ -279,6 +279,8 @@ CASES = r"""
 2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
 2 | peers new h1 --source ** | name '**': use 1 to 63 letters, digits, dots, hyphens or underscores
 2 | serve --peers good.yaml --token-file SECRETTOKEN0123456 | --token-file, whose value may be a token itself, cannot
+2 | serve --peers good.yaml --token-file eyJhb.eyJzd.SECRET | --token-file, whose value may be a token itself, cannot
+2 | serve --peers good.yaml --token-file /SECRETTOKEN01234/abc | --token-file, whose value may be a token itself, cannot
 2 | doctor --data digits | --data has the images of a report; give --report FILE too
 2 | doctor rtsp://u:SECRET@cam/s | Got unexpected extra argument (rtsp://cam/s)
 2 | doctor rtsp://cam/s?pwd=SECRET | Got unexpected extra argument (rtsp://cam/s?pwd=…)

@@ -128,8 +128,8 @@ def test_a_decoder_that_hangs_or_is_killed_is_replaced(decoders, monkeypatch, wa
     os.kill(killed._process, signal.SIGKILL)  # as the kernel does when it needs memory
     wait_until(lambda: not killed.is_alive)
     decoders.decode(SPEC, PHOTO)
-    decoders._factory._process.kill()
-    decoders._factory._process.wait()
+    decoders._factory.process.kill()
+    decoders._factory.process.wait()
     decoders._idle.pop().kill()
     decoders.decode(SPEC, PHOTO)
 
@@ -138,10 +138,12 @@ def test_processes_end_with_the_decoders_and_ignore_signals_of_the_terminal(wait
     monkeypatch.setattr(module, "SLOW_S", 60.0)  # a slow one is not kept
     with Decoders() as decoders:
         decoders.start()
-        processes = [decoders._factory._process.pid, decoders._idle[0]._process]
+        busy, idle = decoders._factory.fork(), decoders._idle[0]
+        processes = [decoders._factory.process.pid, busy._process, idle._process]
         for process in processes:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(process, number)
         decoders.decode(SPEC, PHOTO)
         assert not any(map(is_gone, processes))
     wait_until(lambda: all(map(is_gone, processes)))
+    busy.kill()

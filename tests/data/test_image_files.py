@@ -213,8 +213,7 @@ def test_folders_with_holes_depth_and_crossed_links_end(tmp_path):
     top = write_folder(tmp_path / "d")
     with (top / "cat" / "hole.png").open("wb") as stream:
         stream.truncate(1 << 40)
-    deep = top.joinpath("cat", *["a"] * 60)
-    deep.mkdir(parents=True)
+    top.joinpath("cat", *["a"] * 60).mkdir(parents=True)
     ignored = open_data(str(top), "eval").ignored
     assert (ignored["larger than 256 MiB"], ignored["name too long"]) == (1, 1)
     for first in range(8):

@@ -58,7 +58,7 @@ def test_free_memory_is_that_of_the_service_and_its_slice(tmp_path):
     for folder, kind, limit, used, cached in ((service, "max", 64, 60, 20), (service.parent, "high", 96, 80, 0)):
         (folder / f"memory.{kind}").write_text(f"{limit * mib}\n")
         (folder / "memory.current").write_text(f"{used * mib}\n")
-        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached * mib}\nactive_file 7\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached << 19}\nactive_file {cached << 19}\n")
     assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 16 / 1024)
     (service.parent / "memory.current").write_text(f"{61 * mib}\n")
     assert hardware.memory_gib(tmp_path / "cgroup", own) == (64 / 1024, 24 / 1024)
@@ -80,7 +80,7 @@ def test_limits_of_control_groups_of_version_1_are_read(tmp_path, tree, below):
         place.mkdir(parents=True)
         for name, value in files.items():
             (place / name).write_text(f"{value}\n")
-    (memory / "memory.stat").write_text(f"total_inactive_file {20 * 2**20}\n")
+    (memory / "memory.stat").write_text(f"active_file 0\ntotal_inactive_file {2**24}\ntotal_active_file {2**22}\n")
     assert hardware.cpu_quota(root, own) == 1.5
     assert hardware.memory_gib(root, own) == (400 / 1024, 320 / 1024)
     assert hardware.shows_limits(root, own)

@@ -103,8 +103,7 @@ def test_files_in_tables_exist(name):
 
 
 def test_each_kind_of_analysis_has_a_row():
-    text = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
-    section = text.split("\n## Analyze\n")[1]
+    section = (ROOT / "docs" / "research.md").read_text(encoding="utf-8").split("\n## Analyze\n")[1]
     rows = re.findall(r"^\| (`[^|]*) \| ", section, re.M)
     assert sorted(name for row in rows for name in re.findall(r"`(\w[\w-]*)`", row)) == sorted(KINDS)
 

@@ -111,7 +111,8 @@ def command(
         raise failure
     if change.missing:
         names = ", ".join(map(printable, change.missing))
-        warn(f"{names}: not reached; run 'ls-edge apply {new}' again when all peers of the file answer")
+        again = "apply their bundle with --bundle" if rollback else "run the same command again"
+        warn(f"{names}: not reached; {again} when all peers of the file answer")
         raise SystemExit(DEGRADED)
 
 
@@ -159,6 +160,5 @@ def _print_results(results: Mapping[str, PushResult]) -> None:
     table = PlainTable("peer", "state", ">parts", ">size", ">sent", "why")
     for name, one in results.items():
         state = Text(printable(one.state), style=_STYLES.get(one.state, ""))
-        sizes = (byte_size(one.bytes), byte_size(one.sent_bytes))
-        table.add_row(name, state, f"{one.parts}", *sizes, one.reason or "")
+        table.add_row(name, state, f"{one.parts}", byte_size(one.bytes), byte_size(one.sent_bytes), one.reason or "")
     print_table(table)

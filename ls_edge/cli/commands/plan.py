@@ -104,7 +104,7 @@ def command(
 def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards: set[str]) -> None:
     """Write the peers that hold blocks, and name the others in a comment; ``boards`` were measured with TensorRT.
 
-    With a ``known`` file, only the blocks and the batch sizes differ from it.
+    With a ``known`` file, only the blocks and the batch sizes differ from it; peers without a profile stay as they are.
     """
     idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
@@ -127,10 +127,10 @@ def _write_peers(out: Path, plan: PlanDocument, known: PeersFile | None, boards:
         text += f"# Addresses and keys come from {known.path}.\n"
     kept = []
     for entry in document["peers"]:
-        blocks = plan.placement.get(entry["name"], ())
-        if blocks:
-            kept.append({**entry, "blocks": format_ranges(blocks)})
-            if (batch := plan.max_batch.get(entry["name"], 1)) > 1 or "max_batch" in entry:
+        blocks = plan.placement.get(entry["name"])
+        if blocks is None or blocks:
+            kept.append({**entry, "blocks": format_ranges(blocks) if blocks else entry["blocks"]})
+            if (batch := plan.max_batch.get(entry["name"], entry.get("max_batch", 1))) > 1 or "max_batch" in entry:
                 kept[-1]["max_batch"] = batch
     write_output(out, text + dump_yaml({**document, "peers": kept}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,8 +143,7 @@ def command(
         while not stop and source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
             if reload.take():
-                for files, read_again in parts.items():
-                    _reload(files, read_again)
+                threading.Thread(target=_reload, args=(parts,), name="reload", daemon=True).start()
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
         log.info("stopping", extra={"in_flight": source.counts.in_flight})
@@ -152,10 +152,11 @@ def command(
             log.warning("stopped with unsent answers", extra={"in_flight": source.counts.in_flight})
 
 
-def _reload(files: str, read_again: Callable[[], None]) -> None:
-    try:
-        read_again()
-    except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: the server goes on with the old files
-        log.warning("not reloaded", extra={"files": files, "why": str(error)})
-    else:
-        log.info("reloaded", extra={"files": files})
+def _reload(parts: dict[str, Callable[[], None]]) -> None:
+    for files, read_again in parts.items():
+        try:
+            read_again()
+        except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: it goes on with the old files
+            log.warning("not reloaded", extra={"files": files, "why": str(error)})
+        else:
+            log.info("reloaded", extra={"files": files})

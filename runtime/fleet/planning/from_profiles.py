@@ -164,10 +164,10 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
 
 def _check_profile(bundle: Bundle, one: NamedProfile) -> None:
     manifest, profile, again = bundle.manifest, one.profile, "measure this bundle on that device"
-    if profile.model_id != manifest.model_id:
+    if (profile.model_id, profile.precision) != (manifest.model_id, manifest.precision):
         raise DataError(
-            f"{one.path} is of model {short_id(profile.model_id)} ({profile.model}), --bundle is "
-            f"{short_id(manifest.model_id)} ({manifest.model}); {again}"
+            f"{one.path} is of model {short_id(profile.model_id)} ({profile.model}, {profile.precision}), --bundle is "
+            f"{short_id(manifest.model_id)} ({manifest.model}, {manifest.precision}); {again}"
         )
     if len(profile.one_at_a_time.blocks_ms) != bundle.num_blocks:
         blocks = counted(len(profile.one_at_a_time.blocks_ms), "block")

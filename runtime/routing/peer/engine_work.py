@@ -62,7 +62,7 @@ class EngineWork:
         request.tokens, request.is_decoded, request.waiting_since = event.tokens, True, None
         request.codec_us += event.us
         if event.why:
-            self._return_home(request, f"{ReturnReason.NO_IMAGE}: {event.why}"[:MAX_TEXT])
+            self._return_home(request, event.why[:MAX_TEXT])
         else:
             self._custody.waiting.ready.append(request)
 

@@ -98,14 +98,14 @@ class ComputeFailed(msgspec.Struct, frozen=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """An image was decoded in ``us`` microseconds, or cannot be decoded."""
+    """An image was decoded in ``us`` microseconds, or was not."""
 
     transfer: TransferId
     tokens: Any
-    """Decoded image; if it cannot be decoded, the tokens to send home instead."""
+    """Decoded image; if there is none, the tokens to send home instead."""
     us: int
     why: str = ""
-    """Reason why it cannot be decoded, or empty."""
+    """Reason to send it home, or empty."""
 
 
 class Warm(msgspec.Struct, frozen=True):

@@ -121,7 +121,8 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     base, out = tmp_path / "base.yaml", tmp_path / "peers.yaml"
     base.write_text(
         f"peers:\n- {{name: a, address: 'tcp://127.0.0.1:5601', blocks: [0], threads: 2, codec: {codec}}}\n"
-        f"- {{name: '2e3', address: 'tcp://127.0.0.1:5602', blocks: [0], codec: {codec}}}\n",
+        f"- {{name: '2e3', address: 'tcp://127.0.0.1:5602', blocks: [0], codec: {codec}}}\n"
+        "- {name: unmeasured, address: 'tcp://127.0.0.1:5603', blocks: [1]}\n",
         encoding="utf-8",
     )
     found = planned(
@@ -136,8 +137,10 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
     file = load_peers(out)
     assert {peer.name: (peer.address, peer.threads, peer.codec) for peer in file.peers} == {
         "a": ("tcp://127.0.0.1:5601", 2, codec), "2e3": ("tcp://127.0.0.1:5602", None, codec),
+        "unmeasured": ("tcp://127.0.0.1:5603", None, "raw"),
     }  # fmt: skip
-    assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
+    held = {k: tuple(v) for k, v in found["placement"].items()} | {"unmeasured": (1,)}
+    assert {peer.name: peer.blocks for peer in file.peers} == held
 
 
 def test_links_come_from_a_run(command, bundle, profile, tmp_path):
@@ -165,8 +168,7 @@ def test_the_batch_is_the_best_one_of_the_profile(command, bundle, profile, tmp_
     """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
     path = profile("a", 2.0)
     document = json.loads(path.read_text(encoding="utf-8"))
-    one = document["batch"]["1"]
-    document["batch"]["8"] = one | {
+    document["batch"]["8"] = document["batch"]["1"] | {
         key: {"p50": 3 * ms, "p95": 3 * ms, "min": 3 * ms} for key, ms in (("stem_ms", 0.5), ("head_ms", 0.5))
     } | {"blocks_ms": [{"p50": 6.0, "p95": 6.0, "min": 6.0}] * 4, "visits_ms": {}}  # fmt: skip
     path.write_text(json.dumps(document), encoding="utf-8")

@@ -10,8 +10,7 @@ from tests.report.drawing import data_of_run, histogram, rows_of, spec_of
 
 
 def test_the_histogram_counts_every_answer(run_with_loss):
-    spec = spec_of(histogram(data_of_run(run_with_loss)))
-    rows = rows_of(spec)
+    rows = rows_of(spec_of(histogram(data_of_run(run_with_loss))))
     assert sum(row.get("answers", 0) for row in rows) == len(run_with_loss.records)
     figures = run_with_loss.summary.latency_ms
     assert [row["text"] for row in rows if "text" in row] == [

@@ -36,7 +36,7 @@ def test_images_are_decoded_as_the_preprocessor_does_and_dropped_ones_are_not(ti
     decoder.close()
     assert woken.is_set()
     assert found.keys() == {0, 1, 2, 4}
-    assert found[1].why.startswith("cannot decode the image: ")
+    assert found[1].why.startswith("no image: cannot decode the image: ")
     assert found[1].tokens.pixels is None
     for number in (0, 2, 4):
         assert not found[number].why

@@ -72,7 +72,7 @@ def test_an_engine_that_hangs_is_announced_and_gives_back_what_has_not_begun():
     assert not peer.machine.rules.announcer.state("laptop").stuck
 
 
-@pytest.mark.parametrize("why", ["", "truncated"])
+@pytest.mark.parametrize("why", ["", "no image: truncated"])
 def test_an_image_is_decoded_before_the_stem_runs(why):
     peer = new_peer((STEM, 0, HEAD))
     peer.gets("laptop", run_of(remaining=(STEM, 0, HEAD)), "image")
