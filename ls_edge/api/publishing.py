@@ -167,9 +167,11 @@ def _upload(folder: Path, to: str, name: str) -> str:
     def send() -> Any:
         hub = hub_library().HfApi()
         hub.create_repo(name, exist_ok=True)
-        revision = hub_repository(to)[1] or None
         return hub.upload_folder(
-            repo_id=name, folder_path=folder, revision=revision, commit_message="Publish with ls-edge"
+            repo_id=name,
+            folder_path=folder,
+            revision=hub_repository(to)[1] or None,
+            commit_message="Publish with ls-edge",
         )
 
     return f"hf-hub:{name}@{ask_hub(to, send).oid}"

@@ -86,9 +86,8 @@ def judged(what: str, detail: str, fix: str | None) -> Finding:
 
 def check_python() -> Iterator[Finding]:
     """Name the version of Python."""
-    version = platform.python_version()
-    detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
-    yield Finding("ok", "Python", detail)
+    known = (platform.python_version(), platform.machine(), platform.platform(terse=True))
+    yield Finding("ok", "Python", f"{platform.python_implementation()} {', '.join(known)}")
 
 
 def check_packages() -> Iterator[Finding]:

@@ -78,8 +78,11 @@ def facts(root: Path = Path("/")) -> Iterator[tuple[str, str]]:
         ]
         yield subject, "\n".join(lines) or "no such file here"
     devices = [path for pattern in _DEVICES for path in sorted(root.glob(pattern))]
-    usable = {True: "", False: ", not writable for this user"}
-    yield "devices", "\n".join(f"{path}{usable[os.access(path, os.W_OK)]}" for path in devices) or "no such file here"
+    yield (
+        "devices",
+        "\n".join(f"{path}{'' if os.access(path, os.W_OK) else ', not writable for this user'}" for path in devices)
+        or "no such file here",
+    )
 
 
 def kernel_messages() -> str:

@@ -75,8 +75,7 @@ class AgreementMeasure(Measure):
             difference = np.abs(np.exp(log_softmax(logits)) - probabilities)
             self._distance[order].add(float(difference.sum()) / 2, len(logits))
         for count, orders in self._groups.items():
-            always = np.all([same[order] for order in orders], axis=0)
-            self._always[count].add(float(always.sum()), len(trained))
+            self._always[count].add(float(np.all([same[order] for order in orders], axis=0).sum()), len(trained))
         self._logits.clear()
 
     def result(self) -> Agreement:

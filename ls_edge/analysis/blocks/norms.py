@@ -54,8 +54,7 @@ def _finding(found: AddedNorms) -> str:
     place = f"{near} of {counted(len(movable), 'block')} add most within one slot of their trained place"
     if not away:
         return f"{place}; no random order ran a block in its own slot."
-    mean = float(np.mean(away))
-    return f"{place}. In other slots they add {mean:.2f} times the norm that they add in their own, on average."
+    return f"{place}. On average, they add {np.mean(away):.2f} times the norm of their own slot in other slots."
 
 
 def _charts(found: AddedNorms) -> list[Chart]:

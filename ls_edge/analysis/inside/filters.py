@@ -34,8 +34,7 @@ class PatchFilters(msgspec.Struct, frozen=True):
     @property
     def needed(self) -> int:
         """Number of components with 90 % of the variance."""
-        reached = np.searchsorted(np.cumsum(self.explained), 0.9)
-        return min(int(reached) + 1, len(self.explained))
+        return min(int(np.searchsorted(np.cumsum(self.explained), 0.9)) + 1, len(self.explained))
 
 
 def inspect(inspected: Inspected, _batches: Sequence[LabeledImages]) -> PatchFilters:

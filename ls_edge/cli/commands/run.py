@@ -142,8 +142,7 @@ def command(
         if serve_metrics is not None:
             from ls_edge.runtime.serve.metrics import SourceCollector
 
-            url = serve_metrics(SourceCollector(source))
-            click.echo(f"ls-edge: metrics at {url}", err=True)
+            click.echo(f"ls-edge: metrics at {serve_metrics(SourceCollector(source))}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         wait_for_holders(source, wait, stop)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
