@@ -128,7 +128,7 @@ class Verified:
             "tolerance": tolerance.relative if tolerance.cosine is None else tolerance.cosine,
             "reference": f"pytorch {torch.__version__} float32 cpu",
             "engine": self.engine,
-            "images": self.source,
+            "images": self.source.rstrip("/").rpartition("/")[2],  # bundles travel, without the folders of a machine
             "batches": list(self.batches),
             "parts": self.parts,
             "chain": self.chain,

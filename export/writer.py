@@ -140,8 +140,7 @@ def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
 def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
     """Return the run's model as the parts that an export writes; raise as :func:`export_run` does."""
     bands = _bands_of(run, settings)
-    folded = ends_of(bands) if settings.fold_ends else NOT_FOLDED
-    return PartsView(run.view, bands, folded)
+    return PartsView(run.view, bands, ends_of(bands) if settings.fold_ends else NOT_FOLDED)
 
 
 def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:

@@ -267,8 +267,8 @@ class _Training:
         if best is None:
             return
         if missed := best.counts.missed(self.record.classes):
-            tell = self.reporter.warn if best.top1 > GOOD else self.reporter.note  # the accuracy itself is a warning
-            tell(f"{missed} for validation")
+            # If it is bad, the accuracy itself is a warning.
+            (self.reporter.warn if best.top1 > GOOD else self.reporter.note)(f"{missed} for validation")
         shuffles = best.in_order != best.top1
         before = 0.0 if start is None or start.problem else start.top1
         reference = max(best.in_order, before)

@@ -113,7 +113,7 @@ def own_torch_state() -> Iterator[None]:
 def _exact_products() -> Iterator[None]:
     """Compute products of float32 in float32, also those of convolutions, for which torch takes TF32 on a GPU."""
     mkldnn, cudnn = cast(Any, torch.backends.mkldnn), cast(Any, torch.backends.cudnn)  # untyped
-    backends, precision = (torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv), "highest"
+    backends, precision = (torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn), "highest"
     values, allows = [backend.fp32_precision for backend in backends], cudnn.conv.fp32_precision == "tf32"
     with contextlib.suppress(RuntimeError):  # torch cannot say it if some backends were set alone
         precision = torch.get_float32_matmul_precision()

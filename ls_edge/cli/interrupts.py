@@ -97,7 +97,7 @@ class ReloadRequest:
     """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked: dict[str, bool] = {}
         self._before: object = None
         self._terminals: list[int] = []
 
@@ -105,7 +105,7 @@ class ReloadRequest:
         self._terminals = _terminals()
         self._before = signal.signal(signal.SIGHUP, self._note)
         earlier = getattr(self._before, "__self__", None)  # that of install(): the files may be read by now
-        self._asked = isinstance(earlier, ReloadRequest) and earlier.take()
+        self._asked = earlier._asked if isinstance(earlier, ReloadRequest) else {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,12 +113,11 @@ class ReloadRequest:
 
     def take(self) -> bool:
         """Return whether a signal came since the last call."""
-        asked, self._asked = self._asked, False
-        return asked
+        return self._asked.pop("by a signal", False)  # at once, since the signal may come meanwhile
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if not self._terminals or _terminals():
-            self._asked = True
+            self._asked["by a signal"] = True
         elif self._before is not signal.SIG_IGN:  # as with nohup
             os.kill(os.getpid(), signal.SIGTERM)
 

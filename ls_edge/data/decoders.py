@@ -103,7 +103,7 @@ class Decoders(Closing):
             self._is_closed = True
             while self._idle:
                 self._idle.pop().kill()
-            if self._factory is not None:
+            if self._factory is not None and self._factory.process.returncode is None:
                 os.killpg(self._factory.process.pid, signal.SIGKILL)  # its decoders, too
                 self._factory.close()
                 self._factory = None

@@ -25,7 +25,7 @@ FILE_WIDTH = 10_000
 def open_console(*, stderr: bool = False, file: IO[str] | None = None) -> Console:
     """Return a console on standard output or error, or a file, without markup and automatic highlighting."""
     console = Console(stderr=stderr, file=file, markup=False, highlight=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
+    if not console.is_terminal or not console.width:  # COLUMNS=0
         console.width = FILE_WIDTH
     return console
 

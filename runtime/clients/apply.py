@@ -128,7 +128,7 @@ class Applier(Sender):
         back = {one.stored.previous_model for name, one in self.sessions.items() if one.stored and self._returns(name)}
         self._model_id = max(back, default=b"").hex() or model.manifest.model_id
         # Two of them after a rollback that did not reach all: repeated, it would exchange them.
-        wanted = set(map(self._wanted, welcomes)) - {b""}
+        wanted = set(map(self._wanted, goals)) - {b""}
         if self._rolls_back and (len(wanted) > 1 or not any(map(self._returns, welcomes))):
             raise UsageError("no peer can return to a previous bundle, or not all to one; give --bundle to apply one")
         others = {name: one.model_id for name, one in welcomes.items() if one.model_id not in ("", self._model_id)}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import BundleError, ConfigError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeerConfig
 from ls_edge.core.text import name_blocks
@@ -154,7 +154,8 @@ class StoredBundle:
             return
         record = self._store.record
         is_file_new = record.before is not None and record.before.file != record.file  # with another address, perhaps
-        is_ours = isinstance(error, BundleError) or record.trial_starts is not None
+        is_on_trial = record.trial_starts is not None and type(error) is not UsageError  # a key that is missing
+        is_ours = isinstance(error, (BundleError, ConfigError)) or is_on_trial
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             raise error
         self._is_broken = not self._store.give_up(str(error)) and not self._store.drop_damaged()

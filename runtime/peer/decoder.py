@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError
+from ls_edge.core.logs import LoggedCounts
 from ls_edge.data.decoders import Decoders
 from ls_edge.runtime.protocol.messages import ReturnReason, TransferId
 from ls_edge.runtime.protocol.payload import EncodedImage
@@ -31,6 +32,7 @@ class Decoder:
         self._decoders = Decoders()
         self._threads = ThreadPoolExecutor(AT_ONCE, name)
         self._results: deque[Decoded] = deque()
+        self._failures = LoggedCounts()
         self._threads.submit(self._decoders.start)
 
     def submit(self, decode: Decode) -> None:
@@ -58,5 +60,6 @@ class Decoder:
             image, why = _NO_IMAGE, f"{ReturnReason.NO_IMAGE}: {error}"
         except Exception as error:  # noqa: BLE001  such as no descriptor: another peer may decode it
             image, why = _NO_IMAGE, f"cannot decode the image: {error}"
+            self._failures.note("images", "an image was not decoded", why=str(error))
         self._results.append(Decoded(decode.transfer, image, round((time.perf_counter() - started) * 1e6), why))
         self._wake()

@@ -175,7 +175,7 @@ class Requests:
         elif result.error is not None:
             self._end(inflight, result.error, inflight.answered)
             if isinstance(result.error.__cause__, DeviceLost):
-                self.line.close()  # only another process can use the GPU
+                raise result.error.__cause__  # only another process can use the GPU
         elif result.output is None:
             pass  # its deadline ends it
         elif self._engines is not None and result.part == HEAD and isinstance(result.output, np.ndarray):

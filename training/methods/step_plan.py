@@ -53,5 +53,4 @@ def step_rng(seed: int, step: int) -> random.Random:
 
 def drop_blocks(blocks: Sequence[int], p: float, rng: random.Random) -> list[int]:
     """Drop each block with probability ``p`` (LayerDrop, arXiv 1909.11556), but never all of them."""
-    kept = [block for block in blocks if rng.random() >= p]
-    return kept or [rng.choice(list(blocks))]
+    return [block for block in blocks if rng.random() >= p] or [rng.choice(list(blocks))]

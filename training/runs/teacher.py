@@ -121,8 +121,12 @@ def _load_run(folder: str, config: TeacherConfig, classes: Sequence[str]) -> tup
             f"--teacher {folder} does not know the class {unknown[0]!r} of the data{more}; give one that was trained "
             "on these classes"
         )
-    columns = [known.index(name) for name in classes]
-    return run.view, {"size": image.size, "mean": image.mean, "std": image.std, "columns": columns}
+    return run.view, {
+        "size": image.size,
+        "mean": image.mean,
+        "std": image.std,
+        "columns": [known.index(name) for name in classes],
+    }
 
 
 def _create(name: str, config: TeacherConfig, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:

@@ -65,7 +65,7 @@ def command(
     file and the parts of --bundle that it lacks, and builds its engines while it still serves. Then one peer after
     another switches, in an order in which every block keeps a holder. The first failure stops the change. A peer
     records each step, and starts from the recorded file; so the same command continues an interrupted change, and
-    changes nothing in a fleet that already matches the file.
+    changes nothing in a fleet that already matches the file. Continue a rollback with --bundle.
 
     Exit code 3 if some peers do not answer, which are named; run it again when they are back.
     """

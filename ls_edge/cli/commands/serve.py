@@ -140,10 +140,9 @@ def command(
             "bundle": short_id(source.bundle.manifest.bundle_id),
         }
         log.info("serving", extra=fields)
+        threading.Thread(target=_reload, args=(reload, parts), name="reload", daemon=True).start()
         while not stop and source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
-            if reload.take():
-                threading.Thread(target=_reload, args=(parts,), name="reload", daemon=True).start()
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
         log.info("stopping", extra={"in_flight": source.counts.in_flight})
@@ -152,11 +151,14 @@ def command(
             log.warning("stopped with unsent answers", extra={"in_flight": source.counts.in_flight})
 
 
-def _reload(parts: dict[str, Callable[[], None]]) -> None:
-    for files, read_again in parts.items():
-        try:
-            read_again()
-        except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: it goes on with the old files
-            log.warning("not reloaded", extra={"files": files, "why": str(error)})
-        else:
-            log.info("reloaded", extra={"files": files})
+def _reload(reload: interrupts.ReloadRequest, parts: dict[str, Callable[[], None]]) -> None:
+    """Read files again when asked to, on a thread of its own: another bundle is waited for, and may be built."""
+    while True:
+        for files, read_again in parts.items() if reload.take() else ():
+            try:
+                read_again()
+            except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: it goes on with the old files
+                log.warning("not reloaded", extra={"files": files, "why": str(error)})
+            else:
+                log.info("reloaded", extra={"files": files})
+        time.sleep(_LOOK_EVERY_S)

@@ -93,7 +93,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     if not data.records:
         return None
     degraded = [record for record in data.answers if record.degraded]
-    scale = _latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
+    scale = _latency_scale(np.array([record.latency_us / 1e3 for record in data.records]), room=1.25)
     x = alt.X(
         "t:Q",
         title="submitted, seconds since the start",
