@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -68,10 +69,11 @@ def split_images(
         part_of = sorted(itertools.chain.from_iterable(own[:-1] for own in several), key=order.index)
         held = part_of[: max(1, round(part * len(groups)))] if in_start else [max(several, key=len)[0]]
     chosen = set(held)
-    rows = sorted(held, key=lambda digest: _draw(seed + 1, digest))
     return DataSplit(
         train=sorted(itertools.chain.from_iterable(groups[digest] for digest in order if digest not in chosen)),
-        held=list(itertools.chain.from_iterable(groups[digest] for digest in rows)),
+        held=list(
+            itertools.chain.from_iterable(groups[digest] for digest in sorted(held, key=partial(_draw, seed + 1)))
+        ),
         copies=len(digests) - len(groups),
         known=max((each.count_in(np.array(held, np.uint64)) for each in known), default=0),
     )

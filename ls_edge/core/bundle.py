@@ -182,8 +182,7 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def block_bands(self) -> Bands:
         """Groups of blocks within which the order may change, by default one of all blocks."""
-        bands = None if self.bands is msgspec.UNSET else self.bands
-        return Bands.from_json(bands, len(self.parts.blocks))
+        return Bands.from_json(None if self.bands is msgspec.UNSET else self.bands, len(self.parts.blocks))
 
     def part_names(self) -> Iterator[tuple[str, PartFile]]:
         """Yield the name and file of each part: stem, blocks, head, and ``whole`` if there is one."""

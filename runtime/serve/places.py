@@ -59,8 +59,7 @@ class Places:
             self._free -= 1
             return
         if len(self._waiting) >= self.queue:
-            ahead = self.queue + next(self._refusals)
-            retry_s = max(1, math.ceil(ahead * self._mean_s / self.count))
+            retry_s = max(1, math.ceil((self.queue + next(self._refusals)) * self._mean_s / self.count))
             raise Refusal(
                 503,
                 f"the limit of images is reached ({self.count} being answered, {self.queue} waiting); try again",

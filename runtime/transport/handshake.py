@@ -240,10 +240,10 @@ class Handshake:
         else:
             self._refused.count("hello refused", name, reason)
             self.send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process and would send requests
+            self.link_down(LinkDown(link, reason), time.monotonic())  # it may have been admitted before a reload
             if link.dialed == name:
                 self._linked.greeting_due[link] = (float("inf"), GREETING_DELAY)
             else:
-                self.link_down(LinkDown(link, reason), time.monotonic())
                 self._links.dialer.pass_by(link.dialed)
 
     def left(self, link: Link, why: str, now: float) -> None:

@@ -114,9 +114,8 @@ def _candidate(
 
 def best_single(problem: PlanningProblem, objective: Objective) -> Candidate | None:
     """Return all blocks on the best single device; None if no device has room for them."""
-    whole = tuple(range(problem.num_blocks))
     found = [
-        _candidate(problem, objective, "single", {device.name: whole}, 1)
+        _candidate(problem, objective, "single", {device.name: tuple(range(problem.num_blocks))}, 1)
         for device in problem.devices
         if problem.room(device) == problem.num_blocks
     ]

@@ -143,8 +143,8 @@ class _SiteRun:
         """Run stem and head, one request at a time, then send the tokens; the time of the head counts in advance."""
         now = self._sim.now
         left = self._budget_s - (now - self._start - float(self._outcome.submitted_s[number]))
-        self._source_free = max(now, self._source_free) + self._source_s
-        wait = self._source_free - now
+        wait = max(0.0, self._source_free - now) + self._source_s
+        self._source_free = now + wait if wait <= left else self._source_free  # one that is late does not run
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
 
     def _send(self, number: int, budget: float) -> None:

@@ -18,7 +18,7 @@ class BlockReach:
         """Blocks that were reachable when last checked."""
         self._last_reachable: dict[int, float] = {}
         """Time at which each block was last reachable, before that check."""
-        self._looked_at = -INFINITY
+        self._looked_at, self._since = -INFINITY, INFINITY
 
     def look(self, event: Event | None = None) -> None:
         """Record which blocks are reachable.
@@ -31,10 +31,10 @@ class BlockReach:
         behind = [] if self._turn.model.bundle_id else [n.reach_blocks for n in good]
         self._last_reachable |= dict.fromkeys(self._reachable, until)
         self._reachable = frozenset().union(*[n.blocks for n in good], *behind)
-        self._looked_at = self._turn.now
+        self._looked_at, self._since = self._turn.now, min(self._since, self._turn.now)
 
     def lost_since(self, blocks: Iterable[int]) -> float:
-        """Return the time from which none of the blocks was reachable."""
+        """Return the time from which none of the blocks was reachable; for those never seen, the first look."""
         self.look()
         seen = self._last_reachable | dict.fromkeys(self._reachable, self._turn.now)
-        return max(seen.get(block, -INFINITY) for block in blocks)
+        return max(seen.get(block, self._since) for block in blocks)

@@ -136,7 +136,7 @@ class SourceRules:
         self._by_id: dict[RequestId, OpenRequest] = {}
         self.ended = EndedRequests()
         self.handlers: Handlers = {
-            NeighborUp: (machine.on_up, self._reach.look),
+            NeighborUp: (machine.on_up, self._reach.look, lambda _: self.ended.repeat(turn.now)),
             NeighborDown: (recovery.on_down, self._on_lost, self._reach.look),
             NeighborState: (machine.on_state, self._reach.look),
             Arrived: (self._take_in,),
@@ -333,8 +333,8 @@ class SourceRules:
     def _end_request(self, request: OpenRequest, why: str, *, soon: bool = False) -> None:
         """Forget a request and tell the peers immediately, or with ``soon`` together with others."""
         copy = request.copy
-        del self.requests[request.number], self._by_id[copy.request]
         self._custody.end(copy, why)
+        del self.requests[request.number], self._by_id[copy.request]
         self.ended.add(copy, self._turn.now, soon=soon)
 
     def out_of_budget(self, request: HeldRequest) -> None:
@@ -354,7 +354,7 @@ class SourceRules:
 
     def _leave_hop(self, request: HeldRequest, to: Stage) -> None:
         self._custody.leave_hop(request, to)
-        if to is WAITING:
+        if to in (WAITING, ENDED):
             trail = self._by_id[request.request].trail
             trail.before = trail.holder = ""
 
@@ -378,16 +378,19 @@ class SourceRules:
             self.passed_on(copy, sender)
 
     def _on_lost(self, event: NeighborDown) -> None:
-        """Reroute ``AWAY`` requests whose holder and keeper of the previous copy are both lost."""
+        """Reroute ``AWAY`` requests whose holder and keeper of the previous copy are both lost.
+
+        One that is lost and comes back has no tokens any more, so the other one counts as both.
+        """
         linked, lost = self._turn.neighbors.by_name, []
         for request in self.requests.values():
             trail = request.trail
             if request.copy.stage is AWAY and event.name in (trail.before, trail.holder):
-                other = trail.before if event.name == trail.holder else trail.holder
-                if other not in linked:
-                    lost.append((request.copy, other))
-        for copy, other in lost:
-            self._recovery.reroute(copy, f"{event.name} and {other} were lost", "lost")
+                trail.before = trail.holder = trail.before if event.name == trail.holder else trail.holder
+                if trail.holder not in linked:
+                    lost.append(request.copy)
+        for copy in lost:
+            self._recovery.reroute(copy, f"{event.name} was lost, the last one with its tokens", "lost")
 
     def _on_silence(self, request: HeldRequest) -> None:
         """Reroute an ``AWAY`` request without news for too long, if possible past its holders."""

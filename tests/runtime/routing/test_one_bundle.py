@@ -13,7 +13,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Accept, Hello, Refuse, State
 from ls_edge.runtime.routing.source.source_rules import source_machine
 from ls_edge.runtime.routing.state.candidates import Model
-from ls_edge.runtime.routing.state.events import Compute, Forward, NeighborState, NeighborUp
+from ls_edge.runtime.routing.state.events import Arrived, Compute, Forward, NeighborState, NeighborUp
 from ls_edge.runtime.routing.state.limits import Limits
 from ls_edge.runtime.simulator.simulation import join_tuples
 from ls_edge.runtime.source.source import Source
@@ -92,7 +92,7 @@ def test_a_source_skips_what_only_other_bundles_have():
     ran = run_of(run.transfer, returning="unreachable", remaining=(3,), waves=((((0, "a"), (1, "a"), (2, "a")),),))
     source.gets("a", ran)
     (relayed,) = source.sent(Forward, "a")
-    source.gets("a", msgspec.structs.replace(ran, transfer=relayed.transfer))
+    source(Arrived("a", msgspec.structs.replace(ran, transfer=relayed.transfer), ()), 0.3)  # it was never in reach
     assert not source.machine.rules.requests
 
 
