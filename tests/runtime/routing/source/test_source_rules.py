@@ -10,6 +10,7 @@ from ls_edge.runtime.protocol.messages import (
     MAX_CANCELED,
     Accept,
     Cancel,
+    Hello,
     Itinerary,
     Moved,
     Release,
@@ -24,6 +25,7 @@ from ls_edge.runtime.routing.state.events import (
     Fail,
     Forward,
     NeighborDown,
+    NeighborUp,
     Send,
     Submit,
 )
@@ -128,11 +130,15 @@ def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
         assert not one.sent(Forward)
 
 
-@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a"), ("a", "a returns", "b"), ("b", "b returns", "a")])
 def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, order):
     run = away(source)
     for name in order:
-        source(NeighborDown(name, "killed"))
+        source(
+            NeighborUp(Hello(name[0], "peer", 2, 0, "m", "b"))
+            if name.endswith("returns")
+            else NeighborDown(name, "killed")
+        )
     assert source.notes() == ["lost", "rerouted"]
     (again,) = source.sent(Forward, "c")
     assert again.itinerary.remaining == (0, 1, 2, 3)
