@@ -171,7 +171,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     audit: AuditSummary | None = None
     rejected: Mapping[str, Rejection] = {}
     duplicates_dropped: int = 0
-    """Number of answers after the first one to a request."""
+    """Number of answers to requests that had ended."""
 
 
 class RunContext(RunFacts, frozen=True, kw_only=True):

@@ -196,8 +196,7 @@ def _numpy_fix(tried: ProbeResult) -> str | None:
 
 
 def _reinstall(build: str) -> str:
-    line = install_line(build)
-    return line.replace("pip install", "pip install --force-reinstall", 1)
+    return install_line(build).replace("pip install", "pip install --force-reinstall", 1)
 
 
 def check_onnxruntime(build: str) -> Iterator[Finding]:

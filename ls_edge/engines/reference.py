@@ -33,8 +33,7 @@ def noise_tokens(bundle: Bundle, batch: int) -> np.ndarray:
 
 def sample(output: np.ndarray) -> np.ndarray:
     """Return the values of an output that a bundle stores."""
-    rows = np.linspace(0, output.size - 1, REFERENCE_VALUES).astype(int)
-    return np.asarray(output.ravel()[rows])
+    return np.asarray(output.ravel()[np.linspace(0, output.size - 1, REFERENCE_VALUES).astype(int)])
 
 
 def relative_error(values: np.ndarray, reference: np.ndarray) -> float:

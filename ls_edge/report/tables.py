@@ -85,8 +85,9 @@ def peers_table(summary: RunSummary) -> Table:
         if peer.lost:
             state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
         blocks = format_ranges(peer.blocks) or NOTHING
-        busy = show_percent(peer.busy)
-        table.add_row(shorten(name, 40), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", busy, state)
+        table.add_row(
+            shorten(name, 40), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", show_percent(peer.busy), state
+        )
     return table
 
 

@@ -152,7 +152,7 @@ class Applier(Sender):
         assert self._file is not None
         size = len(self._new.raw)
         removed = self._removed = {step.peer for step in self._plan.steps if step.kind == "remove"}
-        offers = {name: (self._wanted(name), 0) for name in self._targets}
+        offers = {name: ((name in removed and self._active(name)) or self._wanted(name), 0) for name in self._targets}
         if self._bundle is not None:
             new = self._new.of_model(self._bundle.num_blocks)
             stay = {name: new.peer(name).blocks for name in self._targets if name not in removed}

@@ -119,8 +119,7 @@ class Session:
         """Return the state of the peer, and a note or the reason why it cannot be used."""
         peer, welcome, state = self.peer, self.welcome, self.state
         if not self.up:
-            lost = PeerState.REFUSED if self.no_link.refused else PeerState.LOST
-            return lost, self.why_silent
+            return PeerState.REFUSED if self.no_link.refused else PeerState.LOST, self.why_silent
         if self.complaint:
             return PeerState.REFUSED, self.complaint
         if welcome is None or state is None:

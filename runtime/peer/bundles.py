@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -157,5 +158,8 @@ class StoredBundle:
         is_on_trial = record.trial_starts is not None and type(error) is not UsageError  # a key that is missing
         is_ours = isinstance(error, (BundleError, ConfigError)) or is_on_trial
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
+            if record.trial_starts is not None:  # this start says nothing about the bundle
+                with contextlib.suppress(BundleError):
+                    self._store.change(lambda record: msgspec.structs.replace(record, trial_starts=1))
             raise error
         self._is_broken = not self._store.give_up(str(error)) and not self._store.drop_damaged()

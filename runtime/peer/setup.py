@@ -65,8 +65,15 @@ class PeerSetup:
             peers = peers.of_model(bundle.num_blocks)
             newer, older = (tuple(one.within(bundle.num_blocks) for one in others) for others in (newer, older))
         peers = peers.accepting(newer, older, name=self.entry.name)
-        entry = peers.peer(self.entry.name)
-        return replace(self, peers=peers, entry=entry, bundle=bundle, manifest=manifest, newer=(), older=())
+        return replace(
+            self,
+            peers=peers,
+            entry=peers.peer(self.entry.name),
+            bundle=bundle,
+            manifest=manifest,
+            newer=(),
+            older=(),
+        )
 
     def using(
         self,

@@ -172,8 +172,9 @@ class Api:
                         return self._prepare(image, name, end, on_slow, notes)
 
                     source = self._service.source
-                    size = source.bundle.manifest.image.size
-                    return v2.images_of(asked, binary, size, prepare, is_thin=source.is_thin)
+                    return v2.images_of(
+                        asked, binary, source.bundle.manifest.image.size, prepare, is_thin=source.is_thin
+                    )
 
                 answers = await self._service.answer(place, decode, end)
                 if len({answer.classes for answer in answers}) > 1:  # the model changed between two of the images

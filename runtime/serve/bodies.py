@@ -37,39 +37,39 @@ class Bodies:
         encoding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
         if encoding not in ("", "identity", "gzip", "deflate"):  # aiohttp would take the body as it is
             raise Refusal(415, f"the content encoding {shown(encoding)} is not supported; use gzip, deflate or none")
-        is_plain = request.content_length is not None and encoding in ("", "identity")
-        held = request.content_length or 0 if is_plain else self.most
+        held = [0]
         if (request.content_length or 0) > self.most:
             raise self._too_large
-        if self._held and self._held + held > max(MOST_HELD, 2 * self.most):
-            raise Refusal(503, f"the images of other clients fill {MOST_HELD >> 20} MiB; try again", RETRY_AFTER)
-        self._held += held
         try:
-            body = await self._receive(request)
+            body = await self._receive(request, held)
             if form:
                 body = _form_file(body, request.headers["Content-Type"])
-            self._held += len(body) - held
-            held = len(body)
+            self._held += len(body) - held[0]
+            held[0] = len(body)
             yield body
         finally:
-            self._held -= held
+            self._held -= held[0]
 
-    async def _receive(self, request: web.Request) -> bytes:
+    async def _receive(self, request: web.Request, held: list[int]) -> bytes:
         try:
-            return await asyncio.wait_for(self._whole(request), self._receive_s)
+            return await asyncio.wait_for(self._whole(request, held), self._receive_s)
         except asyncio.TimeoutError:
             raise Refusal(408, f"the body was not complete after {self._receive_s:g} s; send it faster") from None
         except web.RequestPayloadError:
             raise Refusal(400, "the body is not valid: its chunks, its length or its encoding are wrong") from None
 
-    async def _whole(self, request: web.Request) -> bytes:
+    async def _whole(self, request: web.Request, held: list[int]) -> bytes:
+        """Return the body; ``held`` is what has arrived of it, since what is announced takes no memory."""
         # request.read() keeps a copy in the request, which would live until a garbage collection.
-        chunks, size = list[bytes](), 0
+        chunks = list[bytes]()
         async for chunk in request.content.iter_any():
             chunks.append(chunk)
-            size += len(chunk)
-            if size > self.most:
+            held[0] += len(chunk)
+            self._held += len(chunk)
+            if held[0] > self.most:
                 raise self._too_large
+            if self._held > max(MOST_HELD, 2 * self.most, held[0]):
+                raise Refusal(503, f"the images of other clients fill {MOST_HELD >> 20} MiB; try again", RETRY_AFTER)
         return b"".join(chunks)
 
 

@@ -28,8 +28,8 @@ T = TypeVar("T")
 EXTENSIONS = ("binary_tensor_data", "classification")
 ONLY_VERSION = "1"
 """Version that clients request by default."""
-MAX_BATCH = 256
-"""Maximum number of images in a request."""
+MAX_BATCH, MOST_DECODED = 256, 64 << 20
+"""Maximum number of images in a request, and of bytes of them as input of the stem: 111 images of 224 pixels."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """HTTP header with the length of the JSON document that precedes binary tensors."""
 _OUTPUTS = ("logits", "probabilities", "label")
@@ -188,8 +188,9 @@ def images_of(
         raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")
     sides = _decoded(bytes(given.shape)[:_MOST_SHAPE], list[_Side], f"the shape of input {given.name}") or [0]
     count, rest = sides[0], sides[1:]
-    if not 1 <= count <= MAX_BATCH:
-        raise DataError(f"input {given.name} has a batch of {count}; use 1 to {MAX_BATCH} images")
+    most = min(MAX_BATCH, max(1, MOST_DECODED // (12 * size[0] * size[1])))
+    if not 1 <= count <= most:
+        raise DataError(f"input {given.name} has a batch of {count}; use 1 to {most} images")
     fits = {"image": rest in ([], [1]), "pixels": len(rest) == 3 and rest[2] == 3, "input": rest == [3, *size]}
     if not fits[given.name]:
         raise DataError(f"input {given.name} has the shape {sides}; use {shape}")
@@ -316,8 +317,7 @@ def response_of(
             if isinstance(values, np.ndarray):
                 data = values.tobytes()
             else:
-                encoded = [text.encode() for text in values]
-                data = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+                data = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, values))
             one["parameters"] = {"binary_data_size": len(data)}
             binary.append(data)
         else:

@@ -92,7 +92,7 @@ class SourceCollector(Collector):
             ("degraded_answers", "Answers with skipped blocks.", counts.degraded),
             ("canceled_requests", "Canceled requests.", counts.canceled),
             ("retries", "Repeated attempts, of requests that have ended.", counts.retries),
-            ("duplicates_dropped", "Answers after the first one, dropped.", snapshot.late_answers),
+            ("duplicates_dropped", "Answers after their request had ended, dropped.", snapshot.late_answers),
             (
                 "rejected_answers",
                 "Answers that contradict the request, dropped.",
@@ -194,6 +194,5 @@ def _by_label(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[s
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:
     counts = list(accumulate(durations.counts))
-    bounds = [*map(str, durations.bounds_s), "+Inf"]
-    buckets = list(zip(bounds, map(float, counts), strict=True))
+    buckets = list(zip([*map(str, durations.bounds_s), "+Inf"], map(float, counts), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=durations.total_us / 1e6)

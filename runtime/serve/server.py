@@ -17,6 +17,7 @@ from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import LoggedCounts
 from ls_edge.device.threads import batch_scheduling, introduce_thread
+from ls_edge.runtime.serve.bodies import RECEIVE_S
 from ls_edge.runtime.serve.listener import url_of
 
 IDLE_S = 75.0
@@ -91,6 +92,8 @@ class HttpServer(Closing):
             lambda _, failure: counts.note(failure["message"], "the HTTP server failed", why=failure["message"])
         )
         await runner.setup()
+        # An answer that nobody reads ends its connection; aiohttp has no limit for that.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(RECEIVE_S * 1e3))
         site = web.SockSite(runner, self._listener, ssl_context=None if self._tls is None else self._tls.context)
         await site.start()
         try:

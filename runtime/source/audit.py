@@ -94,8 +94,11 @@ class Auditor:
             difference, matches = self.recomputation.compare(audit.stem_tokens, audit.itinerary, audit.logits)
         except Exception as error:
             # A failed audit, for example because the bundle was damaged meanwhile, proves nothing about a peer.
-            known = isinstance(error, LsEdgeError)
-            log.error("an audit failed", extra={"why": str(error)}, exc_info=None if known else error)
+            log.error(
+                "an audit failed",
+                extra={"why": str(error)},
+                exc_info=None if isinstance(error, LsEdgeError) else error,
+            )
             self._add(dropped=1, waiting=-1)
             return
         if matches:

@@ -31,8 +31,7 @@ class ImageEncoder:
         if not isinstance(content, (bytes, np.ndarray)):
             from ls_edge.data.decoding import decode  # Pillow is installed if the image is a Pillow image
 
-            upright = self._exif_orientation
-            content = np.asarray(decode(content, name, exif_orientation=upright, keep_gray=True))
+            content = np.asarray(decode(content, name, exif_orientation=self._exif_orientation, keep_gray=True))
         if isinstance(content, np.ndarray):
             kind, (height, width) = 5 + content.ndim // 3, content.shape[:2]
             content = b"P%d %d %d 255\n" % (kind, width, height) + content.tobytes()

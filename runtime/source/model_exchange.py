@@ -116,7 +116,7 @@ class ModelFollower:
                 bundle = self._fetch([name for name, one in found.other_models.items() if one == model_id])
                 before = self._models.loop.model_id
                 if not self._models.exchange(
-                    bundle, lambda: bool(self._next_of(self._models.loop.monitor.snapshot)), hands_over=True
+                    bundle, lambda: self._next_of(self._models.loop.monitor.snapshot) == model_id, hands_over=True
                 ):
                     self._left.add(before)
             except Exception as error:  # noqa: BLE001  such as no descriptor for a moment: nothing else follows the model

@@ -175,8 +175,7 @@ class Store(FileStore):
             to = record.fallback
             is_same = record.before is not None and to.active == record.active
             fault = "" if is_same else self._fault_of(to.active, partly=to.file != record.file)
-            what = "peers.yaml" if is_same else "bundle"
-            reason = f"{fault}: {why}" if fault else f"went back to the previous {what}: {why}"
+            reason = f"{fault or 'went back to the previous ' + ('peers.yaml' if is_same else 'bundle')}: {why}"
             log.error("cannot serve a bundle", extra={"bundle": self._shown_id(record.active or ""), "why": reason})
             if fault:
                 self.record = msgspec.structs.replace(record, failed=record.active, reason=reason)
@@ -295,10 +294,10 @@ class Store(FileStore):
     def _fault_of(self, previous: str | None, *, partly: bool) -> str:
         """Return why the previous bundle cannot be served, or an empty string.
 
-        With ``partly``, it was served with other blocks, so the blocks in the store are enough.
+        With ``partly``, it was served with another file, so the blocks in the store are enough, or none at all.
         """
         if previous is None:
-            return "there is no previous bundle to go back to"
+            return "" if partly else "there is no previous bundle to go back to"
         try:
             bundle = self.open(previous)
             for part in self.held(bundle) if partly else self.blocks.of_model(bundle.num_blocks):

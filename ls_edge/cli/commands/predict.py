@@ -23,7 +23,7 @@ from ls_edge.cli.inputs import open_peers, reload_source
 from ls_edge.cli.interrupts import ReloadRequest
 from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import DataError, LsEdgeError, UsageError, printable
+from ls_edge.core.errors import DataError, EngineError, LsEdgeError, SourceClosed, UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.text import show_percent
 from ls_edge.data.camera import is_live
@@ -183,6 +183,8 @@ def answers_here(pipeline: Pipeline, frames: Iterable[tuple[str, Frame]], top: i
             array = preprocess(content, name)
             started = time.perf_counter()
             (logits,) = pipeline.forward(array[None])
+            if not np.isfinite(logits).all():
+                raise EngineError("the model returned NaN or infinity; check the bundle with 'ls-edge verify'")
             yield prediction(name, logits, manifest.classes, top, (time.perf_counter() - started) * 1e3)
         except LsEdgeError as error:
             yield Prediction(name, error=str(error))
@@ -210,7 +212,7 @@ def answers_in_order(
         record = found.record
         return prediction(name, found.logits, found.classes, top, found.latency_ms, record.skipped, record.why_skipped)
 
-    for name, content in frames:
+    for name, content in itertools.takewhile(lambda _: source.is_open, frames):
         if wants_reload():
             reload_source(source, lambda text: click.echo(f"ls-edge: {_clock()} {printable(text)}", err=True))
         future: Future[Answer] = Future()
@@ -218,10 +220,12 @@ def answers_in_order(
             if isinstance(content, DataError):
                 raise content
             future = source.submit(content, name=name)
-        except DataError as error:
+        except (DataError, SourceClosed) as error:
             future.set_exception(error)
         waiting.append((name, future))
         while len(waiting) >= concurrency:
             yield first()
     while waiting:
         yield first()
+    if not source.is_open:
+        raise SourceClosed("the source has ended, see the log; the other images were not answered")

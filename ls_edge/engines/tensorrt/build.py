@@ -312,8 +312,7 @@ def build(
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
-            rest = tuple(tensor.shape)[1:]
-            profile.set_shape(tensor.name, *((batch, *rest) for batch in batches))
+            profile.set_shape(tensor.name, *((batch, *tuple(tensor.shape)[1:]) for batch in batches))
         config.add_optimization_profile(profile)
     if is_rtx(trt):
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # allocations cannot be captured in graphs
