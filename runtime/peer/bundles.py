@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, ConfigError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeerConfig
 from ls_edge.core.text import name_blocks
@@ -155,8 +155,8 @@ class StoredBundle:
             return
         record = self._store.record
         is_file_new = record.before is not None and record.before.file != record.file  # with another address, perhaps
-        is_on_trial = record.trial_starts is not None and type(error) is not UsageError  # a key that is missing
-        is_ours = isinstance(error, (BundleError, ConfigError)) or is_on_trial
+        lacks_key = type(error) is UsageError and self._present().keys is None
+        is_ours = isinstance(error, BundleError) or (record.trial_starts is not None and not lacks_key)
         if not is_ours or (isinstance(error, LinkError) and not is_file_new):
             if record.trial_starts is not None:  # this start says nothing about the bundle
                 with contextlib.suppress(BundleError):

@@ -21,23 +21,18 @@ class EndedRequests:
     def __init__(self) -> None:
         self.late_answers = 0
         self.cancel_at = INFINITY
-        self.remembered: dict[RequestId, float] = {}
+        self.remembered: dict[RequestId, None] = {}
         self._untold: dict[RequestId, float] = {}
         """Deadlines of ended requests that peers have not been told about."""
 
     def add(self, copy: HeldRequest, now: float, *, soon: bool) -> None:
         """Remember a request, and tell the peers immediately, or with ``soon`` together with others."""
-        self.remembered[copy.request] = copy.deadline
+        self.remembered[copy.request] = None
         if len(self.remembered) > MAX_REMEMBERED:
             del self.remembered[next(iter(self.remembered))]
         self._untold[copy.request] = copy.deadline
         has_room = len(self._untold) < CANCEL_AT_MOST
         self.cancel_at = min(self.cancel_at, now + (CANCEL_EVERY if soon and has_room else 0.0))
-
-    def repeat(self, now: float) -> None:
-        """Tell the peers again, since one has been away; it drops requests at their deadlines anyway."""
-        self._untold |= {request: deadline for request, deadline in self.remembered.items() if deadline > now}
-        self.cancel_at = now if self._untold else self.cancel_at
 
     def pop_cancels(self, now: float) -> list[Cancel]:
         """Return the CANCEL that is due: several if more requests have ended in a turn than one may name."""

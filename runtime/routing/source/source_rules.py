@@ -22,7 +22,9 @@ from ls_edge.core.errors import ImageRejected, RequestError
 from ls_edge.core.parts import STEM
 from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import (
+    MAX_CANCELED,
     Accept,
+    Cancel,
     Itinerary,
     Moved,
     Progress,
@@ -136,7 +138,7 @@ class SourceRules:
         self._by_id: dict[RequestId, OpenRequest] = {}
         self.ended = EndedRequests()
         self.handlers: Handlers = {
-            NeighborUp: (machine.on_up, self._reach.look, lambda _: self.ended.repeat(turn.now)),
+            NeighborUp: (self._on_up, machine.on_up, self._reach.look),
             NeighborDown: (recovery.on_down, self._on_lost, self._reach.look),
             NeighborState: (machine.on_state, self._reach.look),
             Arrived: (self._take_in,),
@@ -371,23 +373,35 @@ class SourceRules:
         if request is None:
             return
         copy, custody = request.copy, self._custody
-        request.trail.before, request.trail.holder = message.before, sender
+        request.trail.before, request.trail.holder = (
+            message.before if message.before in self._turn.neighbors.by_name else sender,  # the news may be late
+            sender,
+        )
         if copy.stage is AWAY:
             custody.timers.set(copy, news_by(self._turn.now, self.budget_end(copy)))
         elif copy.stage is CUSTODY and copy.downstream == message.before:
             self.passed_on(copy, sender)
 
+    def _on_up(self, event: NeighborUp) -> None:
+        """Tell a peer that was away which requests have ended: it would run those that it still holds."""
+        if (
+            event.hello.role == "peer"
+            and self.ended.remembered
+            and event.hello.name not in self._turn.neighbors.by_name
+        ):
+            self._turn.send(event.hello.name, Cancel(tuple(self.ended.remembered)[-MAX_CANCELED:], 1_000_000))
+
     def _on_lost(self, event: NeighborDown) -> None:
         """Reroute ``AWAY`` requests whose holder and keeper of the previous copy are both lost.
 
-        One that is lost and comes back has no tokens any more, so the other one counts as both.
+        One that was lost may come back without its tokens, so the other one counts as both.
         """
         linked, lost = self._turn.neighbors.by_name, []
         for request in self.requests.values():
             trail = request.trail
-            if request.copy.stage is AWAY and event.name in (trail.before, trail.holder):
+            if event.name in (trail.before, trail.holder):
                 trail.before = trail.holder = trail.before if event.name == trail.holder else trail.holder
-                if trail.holder not in linked:
+                if request.copy.stage is AWAY and trail.holder not in linked:
                     lost.append(request.copy)
         for copy in lost:
             self._recovery.reroute(copy, f"{event.name} was lost, the last one with its tokens", "lost")
