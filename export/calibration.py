@@ -76,7 +76,7 @@ def read_calibration(
     """
     found = data if isinstance(data, ImageSet) else open_data(str(data), "eval")
     matched = match_classes(found, classes) if found.classes else found
-    taken = matched.take(min(IMAGES, len(matched)))
+    taken = matched.take(IMAGES if matched.live else min(IMAGES, len(matched)))
     images, labels, unreadable = [], [], list[str]()
 
     def leave_out(image: ImageRef, error: DataError) -> None:

@@ -216,5 +216,4 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
     """Return index and probability of the ``count`` largest logits, in descending order."""
     probabilities = softmax(logits)
-    order = np.argsort(-probabilities, kind="stable")[:count]
-    return [(int(index), float(probabilities[index])) for index in order]
+    return [(int(at), float(probabilities[at])) for at in np.argsort(-probabilities, kind="stable")[:count]]

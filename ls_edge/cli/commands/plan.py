@@ -81,7 +81,7 @@ def command(
         mbit=mbit,
         replicas=replicas,
         objective=objective,
-        batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
+        batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers if peer.max_batch > 1},
         codecs={} if known is None else {peer.name: peer.codec for peer in known.peers},
     )
     problem, assumptions = problem_of(opened, inputs)
@@ -153,8 +153,11 @@ def _print(document: PlanDocument) -> None:
     print_table(table, console)
     where = ", and without --bundle" if any("stem" in parts for parts in document.placement.values()) else ""
     console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}{where}")
-    proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
-    console.print(proof)
+    console.print(
+        "no placement with as many holders of each block is better by the formulas"
+        if document.solver == "exact"
+        else "not proven to be the best"
+    )
     for line in document.assumptions:
         console.print(f"assumed: {line}")
 

@@ -53,7 +53,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     baselines: dict[str, Expected | None]
     """``single``, ``replicate``, ``round_robin``, ``equal_split``; null without memory for one or with one device."""
     solver: str
-    """``exact`` if no placement is better by the formulas, else ``heuristic``."""
+    """``exact`` if no placement with as many holders of each block is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
 
 

@@ -68,7 +68,8 @@ def estimate(problem: PlanningProblem, placement: Placement, route: Collection[s
     if not all(holders.values()):
         return Estimates(float("inf"), 0.0)
     load = _load(problem, placement)
-    visited, latency = best_route(problem, placement, route)
+    whole = ({name: parts} for name, parts in placement.items() if len(parts) == len(holders))
+    visited, latency = min((best_route(problem, one, route) for one in (placement, *whole)), key=lambda found: found[1])
     processes = problem.processes
     first, last = (max(processes[name].wire_ms, problem.source.wire_ms) for name in (visited[0], visited[-1]))
     sent, got = problem.sizes(placement)
@@ -140,8 +141,8 @@ def best_route(
         names, ms = _route_of_band(problem, holders, preferred, hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
-            # One device ends the previous band and begins this one; in a band with several, it must not be the first.
-            meets = [name for name in shared if len(used[-1]) == 1 or name != used[-1][0]]
+            # One device ends the previous band and begins this one; if that has several, it must not be needed first.
+            meets = [name for name in shared if len(used) == 1 or len(used[-1]) == 1 or name != used[-1][0]]
             if meets:
                 name = max(meets, key=lambda name: devices[name].visit_ms)
                 ms -= devices[name].visit_ms

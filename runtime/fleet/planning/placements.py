@@ -77,7 +77,7 @@ def _fastest_route(problem: PlanningProblem, replicas: int) -> Found:
     if placement is None:  # the other devices have too little memory for further holders
         return _filled(problem, replicas, [device.block_ms for device in problem.devices], is_exact=False)
     route = (device.name for device, count in zip(problem.devices, best[-1][1], strict=True) if count)
-    return Found(placement, is_exact=True, route=tuple(route))
+    return Found(placement, is_exact=len(problem.bands) <= 1, route=tuple(route))
 
 
 def _balanced(problem: PlanningProblem, replicas: int) -> Found:

@@ -40,7 +40,10 @@ class PlannedPlacement:
 
     best: Candidate
     is_exact: bool
-    """Whether no placement is better by the formulas; False if devices hold stem and head, which is not searched."""
+    """Whether no placement with as many holders is better by the formulas.
+
+    False if devices hold stem and head, which is not searched.
+    """
     single: Candidate | None
     """All blocks on the best device."""
     copies: Candidate | None

@@ -384,18 +384,12 @@ class SourceRules:
 
     def _on_up(self, event: NeighborUp) -> None:
         """Tell a peer that was away which requests have ended: it would run those that it still holds."""
-        if (
-            event.hello.role == "peer"
-            and self.ended.remembered
-            and event.hello.name not in self._turn.neighbors.by_name
-        ):
-            self._turn.send(event.hello.name, Cancel(tuple(self.ended.remembered)[-MAX_CANCELED:], 1_000_000))
+        hello, ended = event.hello, tuple(self.ended.remembered)[-MAX_CANCELED:]
+        if ended and hello.role == "peer" and hello.name not in self._turn.neighbors.by_name:
+            self._turn.send(hello.name, Cancel(ended, 1_000_000))
 
     def _on_lost(self, event: NeighborDown) -> None:
-        """Reroute ``AWAY`` requests whose holder and keeper of the previous copy are both lost.
-
-        One that was lost may come back without its tokens, so the other one counts as both.
-        """
+        """Reroute ``AWAY`` requests whose holder and keeper are both lost; one may be back, without its tokens."""
         linked, lost = self._turn.neighbors.by_name, []
         for request in self.requests.values():
             trail = request.trail
