@@ -18,7 +18,7 @@ WIDTH = 100
 
 _HEAD = """# Commands
 
-The `--help` of every command. `make docs` generates this file; change the help texts instead.
+The `--help-all` of every command. `make docs` generates this file; change the help texts instead.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 finished but degraded (some answer skipped blocks or
 failed), 130 after Ctrl-C, 143 after SIGTERM (`peer` and `serve` finish their work and exit with 0). An error is one

@@ -41,10 +41,10 @@ class Group(click.Group):
 DEBUG = "ls_edge.debug"
 """Key of a context's ``meta`` whose value is whether ``--debug`` was given."""
 RARE = frozenset(
-    ("batch_size", "engine", "images", "insecure", "log_json", "provider", "seed", "strict_bundle",
-     "threads", "token_file", "wait", "workers")
+    ("batch_size", "engine", "log_json", "provider", "seed", "strict_bundle", "threads", "token_file", "wait",
+     "workers")
 )  # fmt: skip
-"""Parameters that ``--help`` leaves out and ``--help-all`` shows, besides those of a command's ``rare``."""
+"""Parameters that ``--help`` leaves out, unless its text names them, and ``--help-all`` shows."""
 EVERYWHERE = ("--json", "--debug", "--help", "--help-all")
 """Options that one line at the end of the help names."""
 _RANGE = re.compile(r"(?:; )?-?\d[\d.]*<=?x(?:<=?\d+)?|(?:; )?x>=?-?\d[\d.]*")
@@ -61,18 +61,12 @@ class Command(click.Command):
         self,
         *args: Any,
         examples: Sequence[str] = (),
-        rare: Sequence[str] = (),
         debug: str = "Show the traceback of an error.",
         **kwargs: Any,
     ) -> None:
-        """Make a command.
-
-        ``examples`` are command lines as a user types them, ``rare`` further rare parameters, ``debug`` the help of
-        ``--debug``.
-        """
+        """Make a command; ``examples`` are command lines as a user types them, ``debug`` is the help of ``--debug``."""
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
-        self._rare = RARE.union(rare)
         self._shows_all = False
         # main() looks for --debug among the arguments, since parsing may be what fails.
         self.params.append(
@@ -117,13 +111,13 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options that most people set, or all of them, and one line with those of all commands."""
-        rows, names = [], set()
+        rows, names, told = [], set(), " ".join((self.help or "", *self.examples))
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             name = parameter.opts[-1]
             names.add(name)
-            is_rare = name in EVERYWHERE or (parameter.name in self._rare and not parameter.required)
-            if record is not None and (self._shows_all or not is_rare):
+            is_rare = name in EVERYWHERE or (parameter.name in RARE and name not in told)
+            if record is not None and record[0] and (self._shows_all or not is_rare):
                 rows.append((record[0], _without_large_range(record[1])))
         with formatter.section("Options"):
             formatter.write_dl(rows)

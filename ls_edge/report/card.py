@@ -30,12 +30,11 @@ def model_card(
     ``about`` contains the model and the method, ``cost`` descriptions of the cost of an image. ``timm_problem`` is the
     reason why timm cannot load the plain model; it is empty if timm can, and None for a bundle.
     """
-    is_bundle = timm_problem is None
     front = {
         "license": "unknown",
         "library_name": "timm" if timm_problem == "" else "ls-edge",
         "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "ls-edge", "layershuffle", *([] if is_bundle else ["timm"])],
+        "tags": ["image-classification", "ls-edge", "layershuffle", *(["timm"] if timm_problem == "" else [])],
     }
     num_blocks = counted(bands.num_blocks, "block")
     listed = re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", ", ".join(map(printable, classes[:20])))
@@ -47,7 +46,12 @@ def model_card(
         "Its blocks can run on several devices, in other orders, and with some left out, at the accuracy below.",
         f"**Classes** ({len(classes)}): {listed}{more}",
         "## Accuracy\n\n" + _accuracy(evaluation, bands.num_blocks),
-        "## Orders and bands\n\n" + _orders(bands),
+        "## Orders and bands\n\n"
+        + (
+            "All blocks may run in any order; how accurate that is depends on the method."
+            if bands.is_one
+            else f"Blocks may be reordered within these bands: `{bands}`, {bands.num_orders:,} orders."
+        ),
         "## Cost\n\n" + "".join(f"- {key}: {value}\n" for key, value in cost.items()).rstrip(),
         "## Use\n\n" + _use(name, timm_problem),
         "## License\n\nNot stated by the author; ask before you use it.",
@@ -72,12 +76,6 @@ def _accuracy(evaluation: Evaluation | None, num_blocks: int) -> str:
         "| blocks | trained order | random order | between orders (± sample deviation) |\n| --- | --- | --- | --- |\n"
         + table.rstrip()
     )
-
-
-def _orders(bands: Bands) -> str:
-    if bands.is_one:
-        return "All blocks may run in any order; how accurate that is depends on the method."
-    return f"Blocks may be reordered within these bands: `{bands}`, {bands.num_orders:,} orders."
 
 
 def _use(name: str, timm_problem: str | None) -> str:

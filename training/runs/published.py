@@ -78,6 +78,7 @@ def _without_folders(config: RunFile) -> RunFile:
         data=named(config.data, "source", "class_order"),
         model=named(config.model, "init"),
         teacher=named(config.teacher, "model", "weights"),
+        run=config.run and msgspec.structs.replace(config.run, start_remark=""),  # it names the start
     )
 
 
@@ -125,5 +126,6 @@ def _why_not_plain(run: LoadedRun, folder: Path) -> str:
     with torch.inference_mode():
         own, other = run.view(images.to(run.view.device)).cpu(), plain(images)
     if not float((own - other).abs().max()) <= SAME_LOGITS * float(own.abs().max()):
+        (folder / TIMM_CONFIG).unlink()  # timm would load a model that computes something else
         return f"the method {run.record.method} adds parameters to the blocks, which timm's model lacks"
     return ""

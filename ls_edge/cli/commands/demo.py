@@ -78,9 +78,10 @@ SCENES = (
 def command(out: Path, limit: int) -> None:
     """Train, export, serve, and measure on embedded data, with a peer killed on the way.
 
-    Trains a small vision transformer as usual, fine-tunes it for any order of its blocks, exports one engine per block,
-    and serves the blocks by three peer processes. They classify images while one of them is killed. The model that was
-    trained as usual does the same for comparison. Ends with a table and OUT/report.html, after a minute or two.
+    Trains a small vision transformer as usual, fine-tunes it for any order of its blocks, exports one ONNX file per
+    block, and serves the blocks by three peer processes. They classify images while one of them is killed. The model
+    that was trained as usual does the same for comparison. Ends with a table and OUT/report.html, after a minute or
+    two.
     """
     console = open_console(stderr=True)
     out.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ _COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 @options.wait("Time for a peer to answer.", default=180.0, least=0.1, most=600)
 @options.output("--report", "Report on this machine to write, from all commands on --bundle.", ours=TITLE)
 @options.bundle("Folder of the exported model for --report.")
-@options.text("--data", "Images for --report.  [default: none are answered]", "DATA")
+@options.text("--data", "Images for --report.  [default: none]", "DATA")
 @options.JSON
 def command(
     *,

@@ -27,7 +27,7 @@ from ls_edge.report.terminal import open_console
 )
 @click.argument("run", type=options.FILE)
 @options.output_folder("Folder to write.", required=True, type=options.FILE, metavar="BUNDLE")
-@click.option("--per-block", is_flag=True, expose_value=False, help="One engine per block (the default).")
+@click.option("--per-block", is_flag=True, expose_value=False, help="One ONNX file per block (the default).")
 @options.text("--calibrate", "Images to calibrate int8 and to verify the parts.", "DATA")
 @options.settings(ExportSettings)
 @options.JSON
@@ -38,7 +38,7 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Split a trained model into one engine per block.
+    """Split a trained model into one ONNX file per block.
 
     Splits the model of the folder RUN into stem, blocks, and head, verifies them against PyTorch, and writes a bundle.
     An existing bundle is replaced only after the new one is verified.
