@@ -95,7 +95,7 @@ def read_calibration(
         Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
         for start in (0, 1)
     )
-    return Calibration(found.source, fit, held_out, taken.account(unreadable))
+    return Calibration(found.source, fit, held_out, taken.account(unreadable) | {"images": len(images)})
 
 
 def activation_ranges(blocks: Iterable[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
@@ -105,7 +105,12 @@ def activation_ranges(blocks: Iterable[onnx.ModelProto], tokens: np.ndarray, ban
     ``bands``, since blocks run in both.
     """
     watched: list[tuple[Any, list[str], bool]] = []
+    last = None
     for index, block in enumerate(blocks):
+        if block is last:  # blocks that share their weights share a session
+            watched.append(watched[-1])
+            continue
+        last = block
         model, names = _watched(block)
         session = open_session(to_bytes(model, f"block {index}"), f"block {index}", provider=CPU, threads=1)
         watched.append((session, names, len(block.graph.input) > 1))

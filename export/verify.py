@@ -20,6 +20,7 @@ The tolerances by precision are (:data:`TOLERANCES`):
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,6 +168,8 @@ def verify_numbers(
         raise VerificationError(f"precision {precision!r} cannot be verified by this version, only {list(TOLERANCES)}")
     engine = f"onnxruntime {onnxruntime_module().__version__} {chain.provider}"
     comparison = _Comparison(view, chain, Verified(precision, source, engine, batches))
+    if source != "generated":
+        comparison.result.notes["images_sha256"] = hashlib.sha256(images.tobytes()).hexdigest()
     with torch.no_grad():
         few = images[:CHAIN_IMAGES]
         trained = comparison.parts(images[:PART_IMAGES])[:CHAIN_IMAGES]
@@ -299,7 +302,8 @@ def _false_claim(name: str, claimed: object, measured: object) -> VerificationEr
 
 
 def _images_of(verified: Mapping[str, Any]) -> tuple[Any, ...]:
-    return verified.get("images"), (verified.get("top1") or {}).get("images"), tuple(verified.get("batches", ()))
+    labeled = (verified.get("top1") or {}).get("images")
+    return verified.get("images"), verified.get("images_sha256"), labeled, tuple(verified.get("batches", ()))
 
 
 def _numbers_of(verified: Mapping[str, Any]) -> dict[str, float]:

@@ -8,6 +8,7 @@ Images that cannot be decoded are reported, skipped, and counted.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import warnings
@@ -207,6 +208,8 @@ class Batches:
     def workers(self) -> int:
         """Return the number of decoding processes."""
         workers = self.config.data.workers
+        if multiprocessing.current_process().daemon:  # it may not start processes
+            return 0
         return default_workers(on_gpu=self._pin) if workers is None else workers
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,15 +94,17 @@ def process_group(context: DistributedContext, device: torch.device) -> Iterator
     if context.world_size == 1:
         yield
         return
-    if not dist.is_initialized():  # a second group would read the addresses of the first one from torchrun's store
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
-        atexit.register(dist.destroy_process_group)
     try:
+        if not dist.is_initialized():  # a second group would read the addresses of the first one from torchrun's store
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+            atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
         yield
     except LsEdgeError:
         raise
-    except RuntimeError as error:  # a DistError, or an error from the reducer of DistributedDataParallel
-        first = str(error).splitlines()[0]
-        if not isinstance(error, dist.DistError) and "gloo" not in first and "nccl" not in first.lower():
+    except (RuntimeError, ValueError) as error:  # a DistError, or from the reducer of DistributedDataParallel
+        first = f"{error}\n".splitlines()[0]
+        if not isinstance(error, dist.DistError) and not re.search(
+            "gloo|nccl|torch.distributed|rendezvous", first, re.I
+        ):
             raise
-        raise TrainingStopped(f"another process has ended ({first[:200]}); start all of them again") from None
+        raise TrainingStopped(f"the processes cannot work together ({first[:200]}); start all of them again") from None

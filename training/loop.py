@@ -13,7 +13,7 @@ import contextlib
 import math
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -80,8 +80,10 @@ def train(
     started = time.perf_counter()
     out = Path(out)
     _check_apart(out, config.data.source)
-    if not resume and not overwrite:
-        _check_new(out)
+    if not resume:
+        _check_kept(out, (config.model.init, config.teacher.model, config.teacher.weights))
+        if not overwrite:
+            _check_new(out)
     device = choose_device(config.device)
     context = from_environment(device)
     dtype = choose_precision(config.precision, device)
@@ -112,7 +114,9 @@ def train(
         except (ConnectionError, BlockingIOError, TimeoutError):  # not of a disk
             raise
         except OSError as error:
-            raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
+            raise TrainingStopped(
+                f"cannot write to {out}, or to /dev/shm for --workers: {error.strerror or error}; check path and space"
+            ) from None
 
 
 def _memory_advice(config: TrainConfig, device: torch.device, setup: Setup | None) -> str:
@@ -153,6 +157,13 @@ def _check_new(out: Path) -> None:
         raise RunError(
             f"{out} already holds a run; continue it with --resume, replace it with --overwrite, or name another"
         )
+
+
+def _check_kept(out: Path, starts: Iterable[str | None]) -> None:
+    """Raise :class:`UsageError` if a new run would replace a run or file that it starts from."""
+    for path in (Path(start).resolve() for start in starts if start):
+        if out.resolve() in (path, path.is_file() and path.parent):
+            raise UsageError(f"--out {out} would replace what training starts from; name another folder")
 
 
 def _check_apart(out: Path, source: str) -> None:

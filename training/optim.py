@@ -85,23 +85,16 @@ def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel |
     """
     if config.average != "ema":
         return None
-    return AveragedModel(view, multi_avg_fn=exponential_average(config.average_decay), use_buffers=True)
 
-
-def exponential_average(decay: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
-    """Return the update ``a += w * (p - a)`` with ``w = max(1 - decay, 9 / (10 + n))``, for ``AveragedModel``.
-
-    torch's own function does not warm up ``w``, so random initial weights would dominate the average in a short
-    training. The count ``n`` stays on the device, so that steps do not wait for it.
-    """
-
+    # torch's own function does not warm up the weight, max(1 - decay, 9 / (10 + n)), so random initial weights would
+    # dominate the average in a short training. The count n stays on the device, so that steps do not wait for it.
     @torch.no_grad()
     def update(averaged: Tensors, current: Tensors, count: Tensor | int) -> None:
-        weight = ((EMA_WARMUP - 1) / (EMA_WARMUP + torch.as_tensor(count))).clamp(min=1 - decay)
+        weight = ((EMA_WARMUP - 1) / (EMA_WARMUP + torch.as_tensor(count))).clamp(min=1 - config.average_decay)
         for mean, value in zip(averaged, current, strict=True):
             if mean.is_floating_point():
                 mean.lerp_(value, weight.to(mean.dtype))
             else:
                 mean.copy_(value)
 
-    return update
+    return AveragedModel(view, multi_avg_fn=update, use_buffers=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from PIL import ImageFile
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -89,6 +90,7 @@ def own_torch_state() -> Iterator[None]:
     products, and the kernels of attention.
     """
     states = random.getstate(), np.random.get_state(), torch.get_num_threads(), torch.get_default_dtype()
+    takes_truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -107,6 +109,7 @@ def own_torch_state() -> Iterator[None]:
             np.random.set_state(states[1])
             torch.set_num_threads(states[2])
             torch.set_default_dtype(states[3])
+            ImageFile.LOAD_TRUNCATED_IMAGES = takes_truncated
 
 
 @contextlib.contextmanager
@@ -118,7 +121,8 @@ def _exact_products() -> Iterator[None]:
     with contextlib.suppress(RuntimeError):  # torch cannot say it if some backends were set alone
         precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # also that of matrix products
-    mkldnn.conv.fp32_precision, cudnn.allow_tf32 = "ieee", False
+    cudnn.allow_tf32 = False
+    mkldnn.conv.fp32_precision = cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
     try:
         yield
     finally:

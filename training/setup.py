@@ -70,7 +70,7 @@ class TrainingImages:
         names = "\n".join(
             f"{image.label}\0{image.name}\0{digest}" for image, digest in zip(images.images, digests, strict=True)
         )
-        self.fingerprint = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
+        self.fingerprint = hashlib.sha256(f"{names}\n{self.split.held}".encode("utf-8", "surrogateescape")).hexdigest()
         held, source = len(self.split.held), images.source
         if self.split.copies:
             reporter.note(f"{source}: {counted(self.split.copies, 'image')} are copies of others; copies are not split")
@@ -158,7 +158,14 @@ class Setup:
         trained_on = KnownImages.of(np.array([], np.uint64), *known).write() if known else ""
         self.record, self.task = self._build(
             initial,
-            self._open_teacher() if self.config.epochs else None,
+            open_teacher(
+                self.config.teacher,
+                self.images.classes,
+                self.device,
+                choose_precision(self.config.precision, self.device),
+            )
+            if self.config.epochs
+            else None,
             trained_on if self.data is None else self.data.trained_on,
             judges=resumed is None,
         )
@@ -181,16 +188,13 @@ class Setup:
             self.reporter.warn(warning)
         return config, images, initial
 
-    def _open_teacher(self) -> Teacher | None:
-        dtype = choose_precision(self.config.precision, self.device)
-        return open_teacher(self.config.teacher, self.images.classes, self.device, dtype)
-
     def _judge(self, initial: InitialWeights, teacher: Teacher | None) -> None:
         """Measure the start and the teacher on the validation images, and warn of those that only guess."""
         assert self.batches is not None
         config, images = self.config, self.images
         held, classes = self.batches[1], len(images.classes)
-        if initial.trained and config.model.depth is None:  # without some of its blocks, it may well guess
+        is_changed = config.model.depth is not None or (initial.run is not None and initial.source is None)
+        if initial.trained and not is_changed:  # at another size, or without some of its blocks, it may well guess
             view = (initial.source or initial.view).to(self.device)
             dtype = choose_precision(config.precision, self.device)
             order = Arrangement.plain(range(view.num_blocks))
@@ -224,8 +228,6 @@ class Setup:
             view.load_weights({**weights, **{name: fresh[name] for name in view.classifier}})
         name = _method_name(config, initial, reporter)
         method = make_method(name, config.method_args)
-        if self.start is not None and self.start.problem:
-            method.ignore_answers()
         bands = _bands_in_force(config, method, initial)
         if config.bands is None and initial.bands is None and not bands.is_one:
             reporter.note(
@@ -235,6 +237,8 @@ class Setup:
         config = self.config = _in_force(
             msgspec.structs.replace(config, method=name), method, initial, bands, self.image
         )
+        if self.start is not None and self.start.problem:
+            method.ignore_answers()
         places = method.reshape(view, bands, initial.source, trained=initial.trained)
         method.attach(view)
         if method.teacher is not None and self.data is not None:

@@ -84,7 +84,7 @@ def train_run(
         open_data(settings.data.source, "train")  # raises for data that cannot be used, with any model
         raise UsageError(
             "no model: only 'digits' has a default one, vit_digits, for images of 16 pixels; give one for photos, such "
-            "as --model vit_tiny_patch16_224 --pretrained"
+            "as --model vit_tiny_patch16_224 --pretrained --method sequential"
         )
     require_import("training", ("ls_edge.training.loop",), "train")
     from ls_edge.training.loop import train as train_model
@@ -128,7 +128,7 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
         if not (
             value == was
             or Path(str(value)).resolve() == Path(str(was)).resolve()
-            or (is_hub(str(value)) and str(was).startswith(f"{value}@"))
+            or (is_hub(str(value)) and str(was).startswith(f"{str(value).partition('@')[0]}@"))
         ):
             return f"{name} is {was!r}, not {value!r}"
     return ""

@@ -143,6 +143,7 @@ class VerifiedJson(TypedDict, total=False):
     reference: str
     engine: str
     images: str
+    images_sha256: str
     batches: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(min_length=1, description="a list of batch sizes")]
     parts: dict[str, float]
     chain: dict[str, float]
@@ -275,7 +276,6 @@ class OpenPart:
 
     path: str
     """Path that leads to the open file, whatever happens to its name."""
-    sha256: str
     _descriptor: int
 
     def chunks(self) -> Iterator[bytes]:
@@ -417,7 +417,7 @@ class Bundle:
             )
         try:
             with path.open("rb") as file:
-                opened = OpenPart(f"/proc/self/fd/{file.fileno()}", part.sha256, file.fileno())
+                opened = OpenPart(f"/proc/self/fd/{file.fileno()}", file.fileno())
                 found, expected = f"{os.fstat(file.fileno()).st_size} bytes", f"{part.bytes} bytes"
                 if found == expected:  # a file with holes may have any size
                     digest = hashlib.sha256()

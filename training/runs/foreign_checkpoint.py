@@ -133,9 +133,10 @@ def _load(path: Path) -> Any:
     try:
         # Training scripts save this class with their settings; like timm, allow no other class.
         safe = torch.serialization.safe_globals([argparse.Namespace])
-        with path.open("rb") as stream, warnings.catch_warnings(), safe:  # given a path, torch goes by its extension
+        with path.open("rb") as stream, warnings.catch_warnings(), safe:
             warnings.simplefilter("ignore")  # warnings about old pickle protocols
-            return torch.load(stream, map_location="cpu", weights_only=True)
+            file = f"/proc/self/fd/{stream.fileno()}"  # given another path, torch goes by its extension
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for unreadable files
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
         reason = f"it holds Python objects, such as {found[1]}" if found else "it is truncated or holds something else"
