@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from ls_edge.runtime.fleet.planning.from_profiles import (
     read_profiles,
 )
 from ls_edge.runtime.fleet.simulation.site_run import simulate_site
-from ls_edge.runtime.fleet.simulation.sites import SITE_SIZE, sites_of
+from ls_edge.runtime.fleet.simulation.sites import sites_of
 from ls_edge.runtime.routing.policies import find_policy
 from ls_edge.runtime.simulator.churn import Churn
 from ls_edge.runtime.source.settings import Settings as SourceSettings
@@ -99,13 +100,15 @@ def simulate_sites(
     on_progress(0, asked.requests, "planning the sites")
     sites = sites_of(problem, fleet, asked.replicas, churn)
     if len(sites) > 1:
-        assumptions.append(f"{len(sites):,} sites of up to {SITE_SIZE} devices, each with its own source")
+        most = max(len(site.kinds) for site in sites)
+        assumptions.append(f"{len(sites):,} sites of up to {most} devices, each with its own source")
     if churn is None:
         assumptions.append("no device is lost (--churn)")
     outcomes: list[SiteOutcome] = []
     for site in sites:
         before = sum(len(outcome.states) for outcome in outcomes)
-        outcomes.append(simulate_site(site, _counting(on_progress, before, asked.requests)))
+        report = partial(lambda before, over: on_progress(before + over, asked.requests, "requests"), before)
+        outcomes.append(simulate_site(site, report))
     context = SimulationContext(
         **msgspec.structs.asdict(fleet),
         bundle_id=opened.manifest.bundle_id,
@@ -117,8 +120,3 @@ def simulate_sites(
         assumptions=assumptions,
     )
     return SimulationResult(**msgspec.structs.asdict(summarize_simulation(outcomes, context))), outcomes
-
-
-def _counting(on_progress: OnProgress, before: int, total: int) -> Callable[[int], None]:
-    """Return a function that reports the requests of a site, in addition to those of earlier ones."""
-    return lambda over: on_progress(before + over, total, "requests")

@@ -118,5 +118,5 @@ def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: 
     if pipeline.choice.kind == "tensorrt":
         return open_engine(bundle, "whole", kind="tensorrt", max_batch=batch)
     signature = signature_of(bundle.manifest, "whole")
-    options = EngineOptions.of(bundle, batch)
+    options = EngineOptions.of(batch)
     return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads, options=options)

@@ -69,7 +69,7 @@ from ls_edge.engines.tensorrt.build import EngineOptions, build, build_target, k
 from ls_edge.engines.tensorrt.engine import TensorRTEngine
 device = this_device()
 signature = Signature((Tensor("x", "float32", (4,)),), Tensor("y", "float32", (4,)))
-plan, _ = build(bytes.fromhex(sys.argv[1]), "a layer", key_of("", build_target(), EngineOptions("fp32", 8)), b"")
+plan, _ = build(bytes.fromhex(sys.argv[1]), "a layer", key_of("", build_target(), EngineOptions(8)), b"")
 engine = TensorRTEngine(plan, "a layer", signature, device, CudaWorkspace([signature], max_batch=8))
 x = numpy.random.default_rng(0).standard_normal((3, 4), dtype=numpy.float32)
 right = all(numpy.array_equal(engine.run({"x": x[:size]}), x[:size] + x[:size]) for size in (1, 1, 1, 3))

@@ -80,11 +80,9 @@ class Engine(Protocol):
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run the part; return a new array that the caller owns."""
-        ...
 
     def close(self) -> None:
         """Free memory and threads."""
-        ...
 
 
 def warm_up(engine: Engine, batch: int = 1) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
+
+from ls_edge.device import hardware
 
 V = TypeVar("V")
 KEPT_BYTES = 1280 << 20
-"""Bytes of all values that stay open: those of a ViT-L in float32, whose parts are opened once."""
+"""Bytes of all values that stay open, unless less is free: those of a ViT-L in float32, whose parts are opened once."""
 
 
 class OnDemand(Mapping[int, V]):
@@ -16,14 +18,20 @@ class OnDemand(Mapping[int, V]):
     Parts are used in a cycle, so the newest value makes room for another one, and the oldest stay.
     """
 
-    def __init__(self, open_part: Callable[[int], V], size_of: Callable[[int], int]) -> None:
-        self._open_part, self._size_of = open_part, size_of
+    def __init__(
+        self, open_part: Callable[[int], V], size_of: Callable[[int], int], owners: Sequence[int] = ()
+    ) -> None:
+        """Prepare; ``owners`` has the block whose value each block uses."""
+        self._open_part, self._size_of, self._owners = open_part, size_of, dict(enumerate(owners))
         self._values: dict[int, V] = {}
+        memory = hardware.memory_gib()
+        self._most = KEPT_BYTES if memory is None else min(KEPT_BYTES, memory[1] * 2**29)  # half of what is free
 
     def __getitem__(self, part: int) -> V:
         """Return the value of a part, and open it if needed."""
+        part = self._owners.get(part, part)
         if part not in self._values:
-            while self._values and sum(map(self._size_of, (*self._values, part))) > KEPT_BYTES:
+            while self._values and sum(map(self._size_of, (*self._values, part))) > self._most:
                 self._values.popitem()
             self._values[part] = self._open_part(part)
         return self._values[part]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, EngineError, UsageError
+from ls_edge.core.logs import OnProgress, ignore_progress
 from ls_edge.core.parts import ENDS, part_name
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import counted, name_blocks
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 log = logging.getLogger("ls_edge.engines")
-
-OnStep = Callable[[int, int, str], None]
-"""Callback that receives the number of finished steps, their total, and the next step."""
 
 
 class EngineSettings(TypedDict, total=False):
@@ -145,7 +143,7 @@ def open_engine(
     bundle: Bundle,
     part: str,
     *,
-    on_step: OnStep = lambda _done, _total, _text: None,
+    on_step: OnProgress = ignore_progress,
     **settings: Unpack[EngineSettings],
 ) -> Engine:
     """Open one part of a bundle as :func:`open_parts` does."""
@@ -156,7 +154,7 @@ def open_parts(
     bundle: Bundle,
     names: Sequence[str],
     *,
-    on_step: OnStep = lambda _done, _total, _text: None,
+    on_step: OnProgress = ignore_progress,
     on_choice: OnChoice = lambda _: None,
     **settings: Unpack[EngineSettings],
 ) -> dict[str, Engine]:
@@ -169,7 +167,7 @@ def open_parts(
     """
     kind, provider = settings.get("kind", "auto"), settings.get("provider")
     threads = usable_threads(settings.get("threads"))
-    options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
+    options = EngineOptions.of(settings.get("max_batch"), settings.get("gpu_mem_limit"))
     failed: dict[str, str] = {}
     while True:
         choice = choose(bundle, kind, provider, names[0], failed)
@@ -190,7 +188,7 @@ def _open_with(
     names: Sequence[str],
     threads: int,
     options: EngineOptions,
-    on_step: OnStep,
+    on_step: OnProgress,
 ) -> dict[str, Engine]:
     """Open parts with the chosen engine; if one of them does not open, close the others."""
     if choice.provider == CPU:
@@ -257,7 +255,11 @@ def _check_memory(bundle: Bundle, names: Sequence[str]) -> None:
         fits = blocks and len(too_many) < len(names)
         raise EngineError(
             f"{counted(len(names), 'part')} of {bundle.folder} need {need} of memory, and {has} are free; "
-            + (f"give up {name_blocks(blocks)} here, or export with --precision int8" if fits else "end other programs")
+            + (
+                f"hold {name_blocks(blocks)} elsewhere, or export with --precision int8"
+                if fits
+                else "end other programs"
+            )
         )
 
 
@@ -265,7 +267,7 @@ def build_engines(
     bundle: Bundle,
     parts: Iterable[str],
     *,
-    on_step: OnStep = lambda _done, _total, _text: None,
+    on_step: OnProgress = ignore_progress,
     **settings: Unpack[EngineSettings],
 ) -> Iterator[BuiltPart]:
     """Build the engines that :func:`open_parts` would build, one at a time; none if it would choose ONNX Runtime.
@@ -279,7 +281,7 @@ def build_engines(
     with contextlib.ExitStack() as stack:
         try:
             _tensorrt_for(bundle, build_target if kind == "tensorrt" else this_device)
-            options = EngineOptions.of(bundle, settings.get("max_batch"), settings.get("gpu_mem_limit"))
+            options = EngineOptions.of(settings.get("max_batch"), settings.get("gpu_mem_limit"))
             workspace = None
             if not is_rtx(tensorrt_module()):  # which also builds where nothing can run
                 workspace = CudaWorkspace.for_bundle(bundle, options.max_batch)
@@ -316,7 +318,7 @@ def open_block_engines(
     bundle: Bundle,
     blocks: Iterable[int],
     *,
-    on_step: OnStep = lambda _done, _total, _text: None,
+    on_step: OnProgress = ignore_progress,
     on_choice: OnChoice = lambda _: None,
     **settings: Unpack[EngineSettings],
 ) -> dict[int, Engine]:

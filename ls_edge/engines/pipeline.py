@@ -15,11 +15,12 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.closing import Closing
 from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import OnProgress, ignore_progress
 from ls_edge.core.parts import HEAD, STEM, part_name
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.on_demand import OnDemand
-from ls_edge.engines.opening import EngineChoice, EngineSettings, OnStep, open_block_engines, open_engine
+from ls_edge.engines.opening import EngineChoice, EngineSettings, open_block_engines, open_engine
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +42,7 @@ class Pipeline(Closing):
         cls,
         bundle: Bundle,
         *,
-        on_step: OnStep = lambda _done, _total, _text: None,
+        on_step: OnProgress = ignore_progress,
         **settings: Unpack[EngineSettings],
     ) -> Pipeline:
         """Open all parts except ``whole``; arguments and errors are those of :func:`open_block_engines`."""
@@ -55,6 +56,7 @@ class Pipeline(Closing):
         engines = OnDemand(
             lambda part: open_engine(bundle, part_name(part), threads=1, provider="cpu"),
             lambda part: bundle.part(part_name(part)).bytes,
+            bundle.owners,
         )
         found = cls(bundle, {STEM: engines[STEM]}, EngineChoice("onnx", engines[STEM].provider))
         found.executor = Executor({})

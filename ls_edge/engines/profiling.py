@@ -16,6 +16,7 @@ import msgspec
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import OnProgress, ignore_progress
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
@@ -26,7 +27,7 @@ from ls_edge.engines.cuda.memory import CudaWorkspace
 from ls_edge.engines.cuda.runtime import MULTIPROCESSORS
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.measuring import library_of, resident_bytes, taken_bytes, time_batch, time_blocks
-from ls_edge.engines.opening import OnStep, usable_threads
+from ls_edge.engines.opening import usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU
 
@@ -72,7 +73,7 @@ def profile_bundle(
     threads: int | None = None,
     provider: str | None = None,
     kind: EngineKind = "auto",
-    on_step: OnStep = lambda _done, _total, _text: None,
+    on_step: OnProgress = ignore_progress,
 ) -> DeviceProfile:
     """Time a bundle on this device for about ``duration`` seconds at each batch size.
 

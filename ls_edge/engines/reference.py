@@ -60,7 +60,7 @@ def check_engine(bundle: Bundle, engine: Engine, largest: int = 2) -> None:
     first, *slot = engine.signature.inputs
     turn = itertools.cycle(names)
     # The second run may launch a graph, whose result must not be what the first one left in memory.
-    for batch, sign in ((1, -1), (1, 1), (2, 1), *[(largest, 1)] * (1 + len(names) // largest)):
+    for batch, sign in ((1, -1), (1, 1), (2, 1), (largest, -1), *[(largest, 1)] * (1 + len(names) // largest)):
         noise = sign * (noise_images if engine.part in ("stem", "whole") else noise_tokens)(bundle, 1)
         rows = list(itertools.islice(turn, batch))
         inputs = {first.name: np.repeat(noise, batch, axis=0)}

@@ -146,7 +146,7 @@ class Recomputation:
 
     def compare(self, stem_tokens: np.ndarray, itinerary: Itinerary, logits: np.ndarray) -> tuple[float, bool]:
         """Return the relative error of an answer, and whether it is within the tolerance."""
-        chain = self._pipeline = self._pipeline or Pipeline.open(self._bundle, threads=1)
+        chain = self._pipeline = self._pipeline or Pipeline.on_demand(self._bundle)
         difference = relative_error(logits, chain.head(apply(itinerary.arrangement, stem_tokens, chain.block))[0])
         return difference, difference <= self._tolerance(itinerary_holders(itinerary), self._bundle.manifest)
 

@@ -53,7 +53,7 @@ def test_block_engines_need_only_their_own_files(tiny_bundle, tmp_path):
 
 @pytest.mark.parametrize(
     ("room", "advice"),
-    [(5, "give up blocks 3-5 here, or"), (2, "give up blocks 0-5 here, or"), (1, "end other programs")],
+    [(5, "hold blocks 3-5 elsewhere, or"), (2, "hold blocks 0-5 elsewhere, or"), (1, "end other programs")],
 )
 def test_parts_that_the_free_memory_does_not_hold_are_named_before_they_are_opened(bundle, monkeypatch, room, advice):
     """A part takes its size twice while it is loaded: the stem, which is smaller here, and the first blocks fit."""

@@ -18,6 +18,7 @@ from ls_edge.core.errors import LinkError, UsageError, VerificationError, printa
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.text import NOTHING, counted, show
 from ls_edge.core.validation import InvalidDocument, decode_json
+from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceProfile, Times
 from ls_edge.engines.benchmark import Bench, bench
 from ls_edge.engines.profiling import MeasuredDevice, profile_bundle
@@ -28,6 +29,7 @@ from ls_edge.runtime.protocol.messages import MAX_MEASURE_MS
 
 _ANSWER_S = 60.0
 """Seconds for the answer of a peer in addition to the measurement, which waits for running engine calls."""
+_MERGING = 6  # memory for merging parts, in multiples of their size; measured: 5.0
 _SLOWER = 1.15
 """Slowdown during a measurement above which it is reported; caching effects are smaller."""
 
@@ -135,6 +137,12 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
         from ls_edge.export.merge import merge
     except ImportError:
         return None, "the bundle has no whole.onnx, and merging its parts needs onnx: pip install onnx"
+    size, memory = sum(part.bytes for _, part in bundle.manifest.part_names()), hardware.memory_gib()
+    if size >= 2**31 or (memory is not None and _MERGING * size > memory[1] * 2**30):
+        return (
+            None,
+            f"merging parts takes {_MERGING} times their {size / 2**20:,.0f} MiB in memory, and 2 GB is the limit",
+        )
     blocks = [bundle.read(f"block {index}") for index in range(bundle.num_blocks)]
     try:
         return merge(bundle.read("stem"), blocks, bundle.read("head")), "merged from the parts"
@@ -188,13 +196,10 @@ def _print_profile(found: DeviceProfile) -> None:
     console.print(f"memory {found.memory_bytes / 2**20:.0f} MiB, loaded in {loaded:.1f} s")
     power, energy = show(found.power_watts, f" W ({found.power_scope})"), show(found.energy_mj_per_image, " mJ")
     console.print(f"power {power}, {energy} per image")
-    limits = [f"{name} up to {mhz:.0f} MHz" for name, mhz in _of_each_kind(found.after.limits_mhz).items()]
+    all_limits = found.after.limits_mhz
+    cores = [mhz for name, mhz in all_limits.items() if name.startswith("cpu")]
+    highest = {"cores": max(cores, default=0.0)} | {n: mhz for n, mhz in all_limits.items() if n.startswith("gpu")}
+    limits = [f"{name} up to {mhz:.0f} MHz" for name, mhz in highest.items() if mhz]
     if found.device.multiprocessors:
         limits.append(f"{found.device.multiprocessors} multiprocessors")
     console.print(f"power mode {found.device.power_mode or NOTHING}; in force: {', '.join(limits) or NOTHING}")
-
-
-def _of_each_kind(limits: Mapping[str, float]) -> dict[str, float]:
-    """Return the highest limit of the cores and of each GPU."""
-    cores = [mhz for name, mhz in limits.items() if name.startswith("cpu")]
-    return ({"cores": max(cores)} if cores else {}) | {n: mhz for n, mhz in limits.items() if n.startswith("gpu")}

@@ -98,7 +98,7 @@ def command(
         if place is not None:
             place.switch(manifest)
     on = f"{build_target()}" if built else None
-    up_to = EngineOptions.of(opened, max_batch).max_batch
+    up_to = EngineOptions.of(max_batch).max_batch
     if as_json:
         engines = [
             {

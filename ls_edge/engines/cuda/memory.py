@@ -37,7 +37,6 @@ class DeviceEngine(Protocol):
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run at a batch size; ``addresses`` contains the addresses of inputs and output by name."""
-        ...
 
 
 class CudaWorkspace:

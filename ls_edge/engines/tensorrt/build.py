@@ -105,19 +105,17 @@ def build_target() -> TensorRTDevice:
 class EngineOptions:
     """Everything that an engine depends on besides its file and the device; made by :meth:`of`."""
 
-    precision: str = "fp32"
-    """Precision of the bundle: ``fp32``, ``fp16``, or ``int8``."""
     max_batch: int = LEAST_MAX_BATCH
     gpu_mem_limit: int | None = None
     """Bytes of GPU working memory for all engines that are opened together."""
 
     @classmethod
-    def of(cls, bundle: Bundle, max_batch: int | None = None, gpu_mem_limit: int | None = None) -> EngineOptions:
+    def of(cls, max_batch: int | None = None, gpu_mem_limit: int | None = None) -> EngineOptions:
         """Return the options for batches up to ``max_batch``, rounded up to 8, 16, 32, ... to need fewer builds."""
         largest = LEAST_MAX_BATCH
         while largest < (max_batch or 1):
             largest *= 2
-        return cls(bundle.manifest.precision, largest, gpu_mem_limit)
+        return cls(largest, gpu_mem_limit)
 
 
 PLAIN = EngineOptions()
@@ -215,7 +213,7 @@ def tensorrt_object(trt: Any, kind: str) -> Any:
     logger.take()
     try:
         made = getattr(trt, kind)(logger)
-    except TypeError:  # raised by the bindings for a null pointer
+    except (AttributeError, TypeError):  # raised by the bindings for a null pointer; the lean runtime has no Builder
         made = None
     why = logger.take()
     if made is not None and not why:

@@ -42,7 +42,7 @@ from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus, TensorRTDevice
 
 log = logging.getLogger("ls_edge.engines")
 
-_UNFIT = ("kEXPECTED_MAGIC_TAG", "blobSize", "bufferSize", "serialization version", "Magic tag")
+_UNFIT = ("Serialization", "serialization version", "bufferSize", "plan file", "ebuild")
 """Words of TensorRT about an engine that is damaged, or of another version or device."""
 _LAYER = re.compile(r"^Name: (.*?), LayerType: (\w+)(.*)$", re.MULTILINE)
 

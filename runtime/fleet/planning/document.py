@@ -106,7 +106,8 @@ def _judge(problem: PlanningProblem, objective: Objective, planned: PlannedPlace
     is_split = planned.best is not planned.copies and sum(map(bool, planned.best.placement.values())) > 1
     best = known[0]
     for other in (*known[1:], *([planned.best] if is_split else ())):
-        if _is_better(objective, other, best):
+        ours, theirs = other.value(objective), best.value(objective)  # theirs may be unknown, which is infinite
+        if ours < theirs and not math.isclose(ours, theirs, rel_tol=NO_WORSE):
             best = other
     texts = [
         f"{_estimate(objective, other)} for {_called(problem, other)}{_gain(objective, best, other)}"
@@ -119,11 +120,6 @@ def _judge(problem: PlanningProblem, objective: Objective, planned: PlannedPlace
     if best is planned.single:
         reason = f"{_called(problem, best)}, {reason}"
     return _kind(problem, best), reason
-
-
-def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
-    ours, theirs = one.value(objective), other.value(objective)  # theirs may be unknown, which is infinite
-    return ours < theirs and not math.isclose(ours, theirs, rel_tol=NO_WORSE)
 
 
 def _kind(problem: PlanningProblem, candidate: Candidate) -> Recommendation:

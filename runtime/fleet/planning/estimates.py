@@ -133,7 +133,7 @@ def best_route(
     devices = problem.processes
     held_by = holders_of(problem, placement)
     used: list[tuple[str, ...]] = []
-    total = 0.0
+    total, met = 0.0, ""
     for band in problem.part_bands:
         holders = {part: held_by[part] for part in band if part in held_by}
         # A visit may be free if the request is already there for the previous band.
@@ -141,10 +141,10 @@ def best_route(
         names, ms = _route_of_band(problem, holders, preferred, hint)
         if used:
             shared = sorted(set(used[-1]) & set(names))
-            # One device ends the previous band and begins this one; if that has several, it must not be needed first.
-            meets = [name for name in shared if len(used) == 1 or len(used[-1]) == 1 or name != used[-1][0]]
-            if meets:
-                name = max(meets, key=lambda name: devices[name].visit_ms)
+            # One device ends the previous band and begins this one; if that has several, it must not begin it, too.
+            meets = [name for name in shared if len(used[-1]) == 1 or name != met]
+            met = max(meets, key=lambda name: devices[name].visit_ms, default="")
+            if name := met:
                 ms -= devices[name].visit_ms
                 names = (name, *(other for other in names if other != name))
                 used[-1] = (*(other for other in used[-1] if other != name), name)

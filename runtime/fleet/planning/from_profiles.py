@@ -179,10 +179,8 @@ def _source(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> tuple
     profiles = inputs.profiles if inputs.source is None else (inputs.source,)
     known = [(sum(ends), number, ends) for number, one in enumerate(profiles) if (ends := _ends_ms(one.profile))]
     if not known:
-        raise UsageError(
-            "stem and head were not measured: peers have none; measure the machine that has the images with 'ls-edge "
-            "bench BUNDLE --out FILE', and give --source FILE"
-        )
+        assumed.append("stem and head take as long as a block each: not measured (--source FILE)")
+        known = [(one.profile.block_ms, number, (one.profile.block_ms,) * 2) for number, one in enumerate(profiles)]
     _, number, (stem_ms, head_ms) = min(known)
     one = profiles[number]
     if inputs.source is None:
@@ -221,7 +219,7 @@ def _device(
     ends = _ends_ms(profile)
     if ends is None:
         slower = profile.block_ms / max(fastest.profile.block_ms, 1e-9)
-        stem, head = _ends_ms(fastest.profile) or (0.0, 0.0)
+        stem, head = _ends_ms(fastest.profile) or (fastest.profile.block_ms,) * 2
         ends = stem * slower, head * slower
         assumed.append(f"stem and head are slower on {one.name} than on {fastest.name} by the same factor as a block")
     free = profile.device.available_bytes
@@ -231,7 +229,9 @@ def _device(
     files = sum(part.file_bytes > 0 for part in profile.parts if part.part not in ENDS.values())
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
     taken = profile.memory_bytes + sum(part.taken_bytes for part in fastest.profile.parts if part.part in missing)
-    room = block_bytes * bundle.num_blocks + taken if free is None else memory_for_engines(free, profile.device.l4t)
+    room: float = block_bytes * bundle.num_blocks + taken
+    if free is not None:  # a block that is being loaded takes its size twice
+        room = max(0.0, min(memory_for_engines(free, profile.device.l4t), free - block_bytes))
     link_ms, wire_ms = inputs.link(bundle, one.name)
     copies_ms = profile.one_at_a_time.visit_ms
     around_ms = 0.0 if inputs.measured_ms(one.name) is not None else CALL_MS  # hops of a run include it

@@ -189,7 +189,8 @@ class PlanningProblem:
             lacking = max((one.taken(copies - room) * one.block_bytes for one in self.devices), default=0) / 2**20
             raise UsageError(
                 f"{self.num_blocks} blocks with {counted(self.replicas, 'holder')} each are {copies} copies; the "
-                f"memory of the devices has room for {room}, and {lacking:,.0f} MiB are missing; add devices, "
+                f"memory of the devices has room for {room}, and {lacking:,.0f} MiB are missing; "
+                f"{'add devices' if room else 'use devices with more memory'}, "
                 f"{'lower --replicas, ' if self.replicas > 1 else ''}or export a smaller model or precision"
             )
         missing = [device.name for device in self.devices if device.watts is None]

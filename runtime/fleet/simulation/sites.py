@@ -23,7 +23,8 @@ from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProble
 from ls_edge.runtime.simulator.churn import Churn
 
 SITE_SIZE = 16
-"""Maximum number of devices of a site. All peers of a site exchange their states, so the cost grows with the square."""
+"""Maximum number of devices of a site, unless the model needs more. All peers of a site exchange their states, so the
+cost grows with the square."""
 REPLICAS = 2
 """Default number of holders of a block, if memory allows; with a single holder, each loss costs blocks."""
 MOST_LOSSES = 1_000_000
@@ -59,7 +60,10 @@ def sites_of(
     ``problem`` has one device for each profile; the fleet repeats them in turn, so all sites are similar. Sites without
     requests are left out. Raise :class:`UsageError` if a site has no room for the model.
     """
-    count, number = len(problem.devices), math.ceil(settings.devices / SITE_SIZE)
+    count = len(problem.devices)
+    held = sum(map(problem.room, problem.devices)) * settings.devices // count  # by the whole fleet
+    fits = held // (problem.num_blocks * (replicas or 1))
+    number = max(1, min(math.ceil(settings.devices / SITE_SIZE), fits))
     if settings.devices < count:
         raise UsageError(
             f"--devices {settings.devices} is less than the number of profiles ({count}); raise it, or leave profiles "

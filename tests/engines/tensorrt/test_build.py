@@ -18,9 +18,9 @@ from tests.engines.reference import ORDER, tokens
 
 def test_few_engines_serve_all_batches(bundle):
     device = TensorRTDevice("10.3.0", "Orin", "8.7", 8)
-    largest = {batch: EngineOptions.of(bundle, batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
+    largest = {batch: EngineOptions.of(batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
     assert largest == {None: 8, 1: 8, 8: 8, 9: 16, 16: 16, 1000: 1024}
-    digests = {key_of("ab", device, EngineOptions.of(bundle, batch)).digest() for batch in largest}
+    digests = {key_of("ab", device, EngineOptions.of(batch)).digest() for batch in largest}
     assert len(digests) == 3
 
 

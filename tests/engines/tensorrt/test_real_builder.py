@@ -125,7 +125,7 @@ def test_all_parts_of_a_bundle_are_built_without_a_gpu(log, tiny_bundle, tmp_pat
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
     bundle = Bundle.open(tiny_bundle)
     for part in ("stem", part_name(0), "head"):
-        first, again = (build_part(bundle, part, EngineOptions.of(bundle)) for _ in range(2))
+        first, again = (build_part(bundle, part, EngineOptions.of()) for _ in range(2))
         assert (first.built, again.built, first.plan == again.plan) == (True, False, True)
         assert (first.key.gpu, first.key.profiles) == ("any RTX GPU", ((1, 1, 8),))
     assert str(build_target()).startswith("TensorRT RTX 1.")

@@ -157,8 +157,9 @@ def test_the_source_is_as_fast_as_the_fastest_device_unless_its_profile_is_given
     problem, assumptions = problem_of(bundle, PlanningInputs((peer,), slow))
     assert problem.source.stem_ms == 5.0
     assert not assumes(assumptions, "--source FILE")
-    with pytest.raises(UsageError, match=r"stem and head were not measured.*--source FILE"):
-        problem_of(bundle, PlanningInputs((peer,)))
+    problem, assumptions = problem_of(bundle, PlanningInputs((peer,)))
+    assert (problem.source.stem_ms, problem.devices[0].head_ms) == (2.0, 2.0)
+    assert assumes(assumptions, "stem and head take as long as a block each: not measured (--source FILE)")
 
 
 def test_profiles_of_other_models_are_refused_and_throttling_is_named(bundle, make_profile):
