@@ -49,17 +49,17 @@ def portable(model: onnx.ModelProto) -> tuple[list[onnx.NodeProto], dict[str, on
             node.input[0], scale.input[0], turn.input[0] = scale.input[0], turn.input[0], scale.output[0]
             nodes.remove(scale)
             nodes.insert(nodes.index(turn), scale)
-        elif kinds == ["Gather", "LayerNormalization"] and is_scalar(node.input[1]) and _axis(node) == 1:
+        elif (
+            kinds == ["Gather", "LayerNormalization"]
+            and is_scalar(node.input[1])
+            and any((one.name, one.i) == ("axis", 1) for one in node.attribute)
+        ):
             (norm,) = before
             node.input[0], norm.input[0] = norm.input[0], norm.output[0]
             node.output[0], norm.output[0] = norm.output[0], node.output[0]
             nodes.remove(norm)
             nodes.insert(nodes.index(node) + 1, norm)
     return nodes, constants
-
-
-def _axis(node: onnx.NodeProto) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
 
 
 def _in_old_opset(

@@ -386,12 +386,9 @@ def _write_parts(
     exported = parts.of(prepare_for_export(run.view))
     written: dict[bytes, PartFile] = {}
     in_float: dict[str, list[str]] = {}
-    raws: list[bytes] = []
 
     def write(name: str, file: str, model: onnx.ModelProto, *, half: bool = settings.precision == "fp16") -> PartFile:
         written_as = to_half(model, wide.get(name, ())) if half else model
-        if settings.whole:
-            raws.append(to_bytes(written_as, name))
         digest = digest_of_graph(written_as)
         if digest not in written:  # blocks that share their weights share a file, which is named after the first block
             identify(written_as, name, draft)
@@ -414,8 +411,10 @@ def _write_parts(
     head = write("head", "head.onnx", trace(head_target(exported)))
     whole = None
     if settings.whole:
-        merged = onnx.load_model_from_string(merge(raws[0], raws[1:-1], raws[-1]))
-        whole = write("whole", "whole.onnx", merged, half=False)
+        raws = [(folder / part.file).read_bytes() for part in (stem, *blocks, head)]
+        whole = write(
+            "whole", "whole.onnx", onnx.load_model_from_string(merge(raws[0], raws[1:-1], raws[-1])), half=False
+        )
     manifest = msgspec.structs.replace(draft, parts=PartFiles(stem, head, tuple(blocks), whole))
     bundle_id = bundle_id_of(Bundle(folder, manifest).interface, manifest.precision, manifest.parts)
     return msgspec.structs.replace(manifest, bundle_id=bundle_id), in_float

@@ -263,7 +263,7 @@ class _Play:
             self._fault(kind, *rest)
         for name in self.names:
             machine = self.sim.processes[name].machine
-            most = 2 * (machine.limits.credits + machine.limits.custody)
+            most = 2 * (machine.turn.limits.credits + machine.turn.limits.custody)
             assert len(machine.held) <= most, f"{name} holds too many requests"
 
     def _serving(self, *, but: str = "") -> dict[str, frozenset[int]]:

@@ -103,9 +103,9 @@ class ReloadRequest:
 
     def __enter__(self) -> ReloadRequest:
         self._terminals = _terminals()
+        earlier = getattr(signal.getsignal(signal.SIGHUP), "__self__", None)  # that of install()
+        self._asked = earlier._asked if isinstance(earlier, ReloadRequest) else {}  # the files may be read by now
         self._before = signal.signal(signal.SIGHUP, self._note)
-        earlier = getattr(self._before, "__self__", None)  # that of install(): the files may be read by now
-        self._asked = earlier._asked if isinstance(earlier, ReloadRequest) else {}
         return self
 
     def __exit__(self, *_: object) -> None:

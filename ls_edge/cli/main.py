@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if not is_expected(error):
             raise
         if "--debug" in given:
-            traceback.print_exc()
+            click.echo(_hidden(traceback.format_exc(), given), err=True)
         fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1, given)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
@@ -147,14 +147,19 @@ def fail(message: str, code: int, given: Sequence[str]) -> NoReturn:
     interrupts.finishing = True
     for handler in logging.getLogger("ls_edge").handlers:
         handler.flush()  # earlier lines come first
-    typed = [*given, *(value for name, value in os.environ.items() if name.startswith("LS_EDGE_"))]
-    for url in (*_URL.findall("\n".join(typed)), *(word for word in typed if visible_name(word) != word)):
-        message = message.replace(url, visible_name(url)).replace(str(Path(url)), visible_name(url))
-    line = _LOGIN.sub(r"\1", " ".join(printable(message).split()))
+    line = " ".join(printable(_hidden(message, given)).split())
     with contextlib.suppress(OSError):
         print(error_line(line) if "--log-json" in given else f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
     _drop_unwritable_output()
     raise SystemExit(code)
+
+
+def _hidden(message: str, given: Sequence[str]) -> str:
+    """Return a message without the secrets in the addresses of the arguments ``given`` and of the environment."""
+    typed = [*given, *(value for name, value in os.environ.items() if name.startswith("LS_EDGE_"))]
+    for url in (*_URL.findall("\n".join(typed)), *(word for word in typed if visible_name(word) != word)):
+        message = message.replace(url, visible_name(url)).replace(str(Path(url)), visible_name(url))
+    return _LOGIN.sub(r"\1", message)
 
 
 def _drop_unwritable_output() -> None:

@@ -49,11 +49,6 @@ class Bands:
             raise UsageError(f"bands that begin at {list(self.cuts)} of {self.num_blocks} blocks are not ascending")
 
     @classmethod
-    def fixed(cls, num_blocks: int) -> Bands:
-        """Return bands of one block each, which allow only the trained order."""
-        return cls(num_blocks, tuple(range(1, num_blocks)))
-
-    @classmethod
     def ladder(cls, num_blocks: int) -> list[Bands]:
         """Return bands from a fixed order to full freedom, each of which allows all orders of the previous one.
 
@@ -167,12 +162,6 @@ class Bands:
                 return f"{part_name(block)} of {self._label(band)} {how} {self._label(latest)}"
             latest = band
         return ""
-
-    def check(self, arrangement: Arrangement) -> None:
-        """Raise :class:`UsageError` for an arrangement that violates the bands."""
-        fault = self.fault(arrangement)
-        if fault:
-            raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
 
     def name(self, band: int) -> str:
         """Return the name of a band, ``band [1-6] (2 of 3)``; empty for stem and head, and for a single band."""

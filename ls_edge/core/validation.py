@@ -120,7 +120,7 @@ def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | 
     shown = written if is_changed else show_value(found)
     if name == "public_key" and isinstance(found, str):  # it may be the secret one
         shown = counted(len(found), "character")
-    return InvalidValue(where, f"{name} is {shown}; {text}")
+    return InvalidValue(where, f"{shorten(name, SHOWN)} is {shown}; {text}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
@@ -270,7 +270,7 @@ def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocume
     except (ValueError, RecursionError):
         return InvalidDocument(": not JSON, or nested too deeply, or with numbers of thousands of digits")
     invalid = explain(str(error), value, type_)
-    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in invalid.where)
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{shorten(step, SHOWN)}" for step in invalid.where)
     inside = f" (at {steps.lstrip('.')})" if len(invalid.where) > 1 else ""
     return InvalidDocument(f": {invalid.text}{inside}")
 
@@ -450,5 +450,8 @@ def _scalar(node: yaml.ScalarNode, where: Path_, source_map: SourceMap) -> Any:
     value = plain_value(node.value)
     if isinstance(value, (int, float)) and not -(2**63) <= value < 2**63:  # infinity, too
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
-        raise source_map.error(f"{name} is {node.value}; it has to be a finite number within 64 bits", *where)
+        raise source_map.error(
+            f"{shorten(name, SHOWN)} is {shorten(node.value, SHOWN)}; it has to be a finite number within 64 bits",
+            *where,
+        )
     return value

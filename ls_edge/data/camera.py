@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 
 from ls_edge.core.closing import Closing
-from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.errors import THREAD_LIMIT, DataError, UsageError
 from ls_edge.core.text import counted
 from ls_edge.data import capture as protocol
 from ls_edge.data.frame_source import FrameSource
 from ls_edge.device.requirements import need, require_import
+from ls_edge.device.threads import can_start_threads
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".3gp")
 _USE = "a camera, stream, or video"
@@ -70,7 +71,6 @@ class LiveFrames(Closing):
 
     def __init__(self, source: FrameSource) -> None:
         """Open the source; raise :class:`DataError` if that fails."""
-        self.name = source.name
         self.is_photo = False
         """Whether the source is a single image, which every call of :meth:`read` returns."""
         self.problem = ""
@@ -97,7 +97,7 @@ class LiveFrames(Closing):
             if kind == protocol.NO_VIDEO:
                 problem = f"{self._what} has no video; name a stream with one"
             if kind != protocol.OPENED:
-                raise DataError(problem)
+                raise DataError(problem if can_start_threads() else THREAD_LIMIT)
             if str(source.address).startswith("http"):  # it may lead to a single image
                 self.is_photo = self._ask("single", self._silence)[0] == protocol.SINGLE
         except BaseException:
@@ -245,12 +245,15 @@ def _open(path: str, problem: str) -> Any:
     """Open a video with OpenCV's log silenced; raise :class:`DataError` with ``problem`` if that fails."""
     require_import(_USE, ("cv2",), "camera")
     cv2: Any = importlib.import_module("cv2")
+    name = os.path.abspath(path)  # FFmpeg takes a name such as 10:30.mp4 for a protocol
+    if name.encode(errors="ignore").decode() != name:  # OpenCV would crash
+        raise DataError(f"{path}: the path of a video must be UTF-8; rename its file or folder")
     logs, variable = cv2.utils.logging, "OPENCV_FFMPEG_LOGLEVEL"
     level, before = logs.getLogLevel(), os.environ.get(variable)
     logs.setLogLevel(logs.LOG_LEVEL_SILENT)
     os.environ.setdefault(variable, "-8")  # quiet; FFmpeg reads it when it opens its first source
     try:
-        capture = cv2.VideoCapture(os.path.abspath(path))  # FFmpeg takes a name such as 10:30.mp4 for a protocol
+        capture = cv2.VideoCapture(name)
     finally:
         logs.setLogLevel(level)
         if before is None:

@@ -105,7 +105,9 @@ class Capture:
 
 def main() -> None:
     """Read the source that standard input names until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the process that asks decides
+        signal.signal(number, signal.SIG_IGN)
+    threading.excepthook = lambda _: os._exit(1)  # the process that asks notices at once
     os.environ.update(OPENCV_FFMPEG_DEBUG="1", OPENCV_FFMPEG_LOGLEVEL="40")
     out, log = os.dup(1), os.memfd_create("log")
     for stream in (1, 2):

@@ -117,6 +117,8 @@ def _serve(connection: socket.socket) -> None:
         reply, pixels = _answer(connection, msgspec.msgpack.decode(head, type=Job), content, base)
         is_last = _size() > base + _SPARE_BYTES
         signal.setitimer(signal.ITIMER_PROF, 0)
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))  # the next image may be larger
         send(connection, msgspec.structs.replace(reply, is_last=is_last), pixels)
 
 

@@ -14,7 +14,7 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]{0,40}:/+)(.*)", re.IGNORECASE | re.DOTALL)
 _VALUES = re.compile(r"[?#;=:]|%3[ADF]", re.IGNORECASE)
 """Begin of query, parameters, or fragment; some cameras have them, or user and password, as a part of their path."""
 _KEY = re.compile(r"(?:^|[?&;#,\s])([^?&;#,\s=/]+)=(?=[^=\s])")
-_SECRET = re.compile(r"(?<=/)(?=[^/]*\d)(?=[^/]*[a-z])[^/]*[a-z0-9]{16}[^/]*", re.IGNORECASE)
+_SECRET = re.compile(r"(?<=/)(?=[^/]*\d)(?=[^/]*[a-z])[^/]*(?:[a-z0-9]{16}|[a-z0-9_-]{20})[^/]*", re.IGNORECASE)
 """Part of a path that nobody could guess, such as the identifier of a stream that is shared by its address."""
 _STREAM_KEY = re.compile(r"(?<=/)[^/]+/*\Z")
 _CAMERA = re.compile(r"camera(?::(\d*|/.+))?")

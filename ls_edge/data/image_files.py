@@ -173,6 +173,8 @@ def expand(listing: Listing, place: str, levels: int = 2) -> Listing:
     """
     if listing.images or not listing.archives or not levels:
         return listing
+    if len(set(listing.archives.values())) < len(listing.archives):
+        raise DataError(f"{place}: several names lead to the same tar; keep one of them")
     found = Listing(ignored=dict(listing.ignored), folders=listing.folders | set(listing.archives))
     for path, file in sorted(listing.archives.items()):
         try:
@@ -254,7 +256,8 @@ def _on_disk(entry: os.DirEntry[str]) -> _DiskFolder | ImageFile | str:
         raise
     if stat.S_ISDIR(found.st_mode):
         return _DiskFolder(entry.path, (found.st_dev, found.st_ino))
-    return ImageFile(entry.path, found.st_size) if stat.S_ISREG(found.st_mode) else IRREGULAR
+    path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path  # all links to a file are one
+    return ImageFile(path, found.st_size) if stat.S_ISREG(found.st_mode) else IRREGULAR
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,8 @@ def _read_archive(file: ImageFile) -> _TarFolder:
         try:
             if unpack is None:
                 return _read_members(stream, end, source)
+            if isinstance(source, bytes):
+                raise tarfile.ReadError("a compressed tar in a compressed tar; compress it once")
             raw = stream.read(end - start)
             most = _LEAST_BYTES + _MOST_RATIO * len(raw)
             with unpack(io.BytesIO(raw)) as unpacked:

@@ -163,7 +163,7 @@ def has_nvidia() -> bool:
 def missing_gpu_nodes(root: Path = ROOT) -> list[str]:
     """Return the device nodes that a Jetson's GPU needs and that are missing; if some are, its driver did not start."""
     wanted: list[tuple[str, ...]] = [("/dev/nvmap",), ("/dev/nvgpu/igpu0/ctrl", "/dev/nvhost-ctrl-gpu")]
-    if "Thor" in model(root):
+    if "Thor" in model(root) or "tegra264" in text_of(root / "proc/device-tree/compatible"):
         wanted = [("/dev/nvidia0",)]
     return [names[0] for names in wanted if not any((root / name[1:]).exists() for name in names)]
 
@@ -175,6 +175,7 @@ _JETPACKS = {
     "36": "6",
     "36.3": "6.0",
     "36.4.0": "6.1",
+    "36.4.2": "6.1",
     "36.4.3": "6.2",
     "36.4.4": "6.2.1",
     "36.4.7": "6.2.1",

@@ -22,6 +22,7 @@ tree can be read.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import statistics
 import threading
@@ -126,7 +127,8 @@ class Sensors:
         """
         found = self._read("channels")
         uses = Counter(name.rpartition(" ")[0] for name, _ in found)
-        return {label if uses[label := name.rpartition(" ")[0]] == 1 else name: watts for name, watts in found}
+        names = {name: label if uses[label := name.rpartition(" ")[0]] == 1 else name for name, _ in found}
+        return {names[name]: watts for name, watts in found if math.isfinite(watts)}
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
         """Return microjoules and counter range by RAPL domain: ``psys`` alone, or all packages and their memory."""
@@ -336,9 +338,9 @@ def _gpu_mhz(path: Path) -> _Readings:
 def _channel(label: Path) -> _Readings:
     monitor, channel, name = label.parent, label.name[2], text_of(label)
     volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
-    if text_of(monitor / "name") != "ina3221" or name in ("", "NC") or volts is None or amperes is None:
+    if text_of(monitor / "name") != "ina3221" or name in ("", "NC"):
         return []
-    return [(f"{name} {monitor.name}", volts * amperes / 1e6)]
+    return [(f"{name} {monitor.name}", math.nan if volts is None or amperes is None else volts * amperes / 1e6)]
 
 
 def _input(power: Path) -> _Readings:
@@ -349,14 +351,14 @@ def _input(power: Path) -> _Readings:
     return [(f"{label} {power.parent.name}", microwatts / 1e6)]
 
 
-def _zone(path: Path) -> str:
-    """Return the type and the number of a thermal zone; the number is the same, whichever zones can be read."""
-    return f"{text_of(path.with_name('type'))} {path.parent.name.removeprefix('thermal_zone')}"
-
-
 def _temperature(path: Path) -> _Readings:
     degrees = _number(path)  # disabled sensors report impossible values
-    return [(_zone(path), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
+    zone = path.parent.name.removeprefix("thermal_zone")  # the same number, whichever zones can be read
+    return (
+        [(f"{text_of(path.with_name('type'))} {zone}", degrees / 1e3)]
+        if degrees is not None and abs(degrees - 5e4) < 15e4
+        else []
+    )
 
 
 def _trip_point(path: Path) -> _Readings:

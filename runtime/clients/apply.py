@@ -152,7 +152,7 @@ class Applier(Sender):
         assert self._file is not None
         size = len(self._new.raw)
         removed = self._removed = {step.peer for step in self._plan.steps if step.kind == "remove"}
-        offers = {name: ((name in removed and self._active(name)) or self._wanted(name), 0) for name in self._targets}
+        offers = {name: (self._active(name) if name in removed else self._wanted(name), 0) for name in self._targets}
         if self._bundle is not None:
             new = self._new.of_model(self._bundle.num_blocks)
             stay = {name: new.peer(name).blocks for name in self._targets if name not in removed}
@@ -229,7 +229,7 @@ class Applier(Sender):
             return 0
         is_same = welcome.bundle_id == self._bundle.manifest.bundle_id
         parts = step.gained if is_same else step.after
-        return sum(self._bundle.part(part_name(part)).bytes for part in parts)
+        return sum({one.sha256: one.bytes for one in map(self._bundle.part, map(part_name, parts))}.values())
 
     def _carry_out(self) -> None:
         """Follow the instructions of the change until it has ended."""

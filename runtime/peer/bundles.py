@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ import msgspec
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.logs import OnProgress
 from ls_edge.core.parts import part_name
 from ls_edge.core.peers_file import HeldParts, PeerConfig
 from ls_edge.core.text import name_blocks
-from ls_edge.engines.opening import OnStep, build_engines
+from ls_edge.engines.opening import build_engines
 from ls_edge.runtime.change.record import AppliedFile
 from ls_edge.runtime.peer.setup import PeerSetup
 from ls_edge.runtime.protocol.codecs import codec_of
@@ -25,6 +27,7 @@ from ls_edge.runtime.transport.keys import load_secret
 from ls_edge.runtime.transport.zap import curve_of, read_again
 
 log = logging.getLogger("ls_edge.runtime")
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors of a machine that lacks something for a moment
 
 
 class StoredBundle:
@@ -85,7 +88,7 @@ class StoredBundle:
             )
         except LsEdgeError as error:
             log.error("the applied peers.yaml cannot be used", extra={"peer": setup.entry.name, "why": str(error)})
-            return setup.using(self._given, setup.keys)
+            return setup
 
     def read_again(self, setup: PeerSetup) -> PeerSetup:
         """Read the secret key again and, unless a file was applied, the file with which the peer was started."""
@@ -124,14 +127,14 @@ class StoredBundle:
         curve_of(peers, name, setup.keys)
         return peers.of_model(bundle.num_blocks).peer(name)
 
-    def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnStep) -> Iterator[object]:
+    def build(self, bundle: Bundle, file: AppliedFile | None, on_step: OnProgress) -> Iterator[object]:
         """Build the engines of the parts of a file, one at a time."""
         entry, wanted = self.entry_in(file, bundle), self._present().settings.engine
         return build_engines(
             bundle,
             [part_name(part) for part in entry.blocks],
             kind=wanted or entry.engine,
-            provider=None if wanted else entry.provider,
+            provider=None if wanted == "tensorrt" else entry.provider,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=on_step,
@@ -156,8 +159,9 @@ class StoredBundle:
         record = self._store.record
         is_file_new = record.before is not None and record.before.file != record.file  # with another address, perhaps
         lacks_key = type(error) is UsageError and self._present().keys is None
+        is_short = isinstance(error.__context__, OSError) and error.__context__.errno in _SHORT  # the files are intact
         is_ours = isinstance(error, BundleError) or (record.trial_starts is not None and not lacks_key)
-        if not is_ours or (isinstance(error, LinkError) and not is_file_new):
+        if is_short or not is_ours or (isinstance(error, LinkError) and not is_file_new):
             if record.trial_starts is not None:  # this start says nothing about the bundle
                 with contextlib.suppress(BundleError):
                     self._store.change(lambda record: msgspec.structs.replace(record, trial_starts=1))

@@ -59,7 +59,7 @@ class Decoder:
         except DataError as error:
             image, why = _NO_IMAGE, f"{ReturnReason.NO_IMAGE}: {error}"
         except Exception as error:  # noqa: BLE001  such as no descriptor: another peer may decode it
-            image, why = _NO_IMAGE, f"cannot decode the image: {error}"
-            self._failures.note("images", "an image was not decoded", why=str(error))
+            image, why = _NO_IMAGE, f"cannot decode the image: {error!r}"
+            self._failures.note("images", "an image was not decoded", why=repr(error))
         self._results.append(Decoded(decode.transfer, image, round((time.perf_counter() - started) * 1e6), why))
         self._wake()

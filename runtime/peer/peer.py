@@ -271,7 +271,7 @@ class Peer:
             setup.bundle,
             entry.blocks,
             kind=setup.engine_kind,
-            provider=None if setup.settings.engine else entry.provider,
+            provider=None if setup.settings.engine == "tensorrt" else entry.provider,
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,

@@ -178,7 +178,6 @@ class Decisions:
     """Rules of the source or peer, set by :class:`.machine.Machine`."""
 
     def __init__(self, turn: Turn, custody: Custody) -> None:
-        self.count = 0
         self.turn = turn
         self.held = custody.held
         self._custody = custody
@@ -186,18 +185,12 @@ class Decisions:
         self._look_at = 0.0
         """Time at which to check waiting requests without an event."""
         self.actions: Actions = {
-            RunHere: self._run_here,
+            RunHere: lambda request, step: self.run_here(request, step.block),
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
-            OutOfBudget: self._end,
+            OutOfBudget: lambda request, _step: self.rules.out_of_budget(request),
         }
-
-    def _run_here(self, request: HeldRequest, step: RunHere) -> None:
-        self.run_here(request, step.block)
-
-    def _end(self, request: HeldRequest, _step: OutOfBudget) -> None:
-        self.rules.out_of_budget(request)
 
     # Choice of the requests to decide.
 
@@ -246,7 +239,6 @@ class Decisions:
 
     def decide(self, request: HeldRequest) -> None:
         """Apply the rules to a waiting request, and take the step of the first one that has one."""
-        self.count += 1
         case = Case(self, request)
         for rule in self.rules.decide:
             step = rule(case)

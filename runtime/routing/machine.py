@@ -68,7 +68,6 @@ class Machine(Generic[R]):
         self.neighbors = self.turn.neighbors
         self.held = self.custody.held
         """Requests that this process holds."""
-        self.limits = limits
         self._next = INFINITY
         """Time of the next ``Tick`` if no event comes before."""
         self.recent: deque[tuple[float, Event]] = deque(maxlen=MOST)

@@ -36,15 +36,11 @@ def _failed(event: ComputeFailed) -> ComputeFailed:
     return event if event.rest is None else msgspec.structs.replace(event, rest=_computed(event.rest))
 
 
-def _unsendable(event: Unsendable) -> Unsendable:
-    return Unsendable(_empty(event.failed)) if hasattr(event.failed, "tokens") else event
-
-
 _WITHOUT_TOKENS: dict[type, Callable[[Any], Event]] = {
     Arrived: _empty,
     Computed: _computed,
     ComputeFailed: _failed,
     Decoded: _empty,
     Submit: _empty,
-    Unsendable: _unsendable,
+    Unsendable: lambda event: Unsendable(_empty(event.failed)) if hasattr(event.failed, "tokens") else event,
 }

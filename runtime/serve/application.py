@@ -28,7 +28,6 @@ from ls_edge.runtime.serve.live_page import LivePage
 from ls_edge.runtime.serve.middleware import Middleware, add_headers
 from ls_edge.runtime.serve.replies import RETRY_AFTER, Refusal, json_response
 from ls_edge.runtime.serve.service import Service, seconds_until
-from ls_edge.runtime.source.results import Answer
 from ls_edge.version import __version__
 
 T = TypeVar("T")
@@ -91,7 +90,20 @@ class Api:
 
                 (answer,) = await self._service.answer(place, decode, end)
         self._page.note(answer)
-        return json_response(_document_of(answer, top, with_logits) | ({"notes": notes} if notes else {}))
+        record = answer.record
+        return json_response(
+            {
+                "top": [{"label": label, "probability": probability} for label, probability in answer.top(top)],
+                "degraded": answer.degraded,
+                "latency_ms": answer.latency_ms,
+                "order": record.steps if record.is_plain else None,
+                "skipped": record.skipped,
+                "why_skipped": record.why_skipped,
+                **({} if record.is_plain else {"waves": record.waves}),
+                **({"logits": answer.logits.tolist()} if with_logits else {}),
+                **({"notes": notes} if notes else {}),
+            }
+        )
 
     @contextlib.asynccontextmanager
     async def _image(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -224,20 +236,6 @@ class Api:
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._description, content_type="application/json")
-
-
-def _document_of(answer: Answer, top: int, with_logits: bool) -> dict[str, Any]:
-    record = answer.record
-    return {
-        "top": [{"label": label, "probability": probability} for label, probability in answer.top(top)],
-        "degraded": answer.degraded,
-        "latency_ms": answer.latency_ms,
-        "order": record.steps if record.is_plain else None,
-        "skipped": record.skipped,
-        "why_skipped": record.why_skipped,
-        **({} if record.is_plain else {"waves": record.waves}),
-        **({"logits": answer.logits.tolist()} if with_logits else {}),
-    }
 
 
 def _parameters(values: Mapping[str, str], most_ms: float) -> tuple[int, float, bool]:

@@ -68,7 +68,7 @@ class Bodies:
             self._held += len(chunk)
             if held[0] > self.most:
                 raise self._too_large
-            if self._held > max(MOST_HELD, 2 * self.most, held[0]):
+            if self._held > max(MOST_HELD, 2 * self.most):
                 raise Refusal(503, f"the images of other clients fill {MOST_HELD >> 20} MiB; try again", RETRY_AFTER)
         return b"".join(chunks)
 

@@ -188,7 +188,7 @@ def images_of(
         raise DataError(f"input {given.name} has the datatype {shown(given.datatype)}; use {datatype}")
     sides = _decoded(bytes(given.shape)[:_MOST_SHAPE], list[_Side], f"the shape of input {given.name}") or [0]
     count, rest = sides[0], sides[1:]
-    most = min(MAX_BATCH, max(1, MOST_DECODED // (12 * size[0] * size[1])))
+    most = MAX_BATCH if is_thin else min(MAX_BATCH, max(1, MOST_DECODED // (12 * size[0] * size[1])))
     if not 1 <= count <= most:
         raise DataError(f"input {given.name} has a batch of {count}; use 1 to {most} images")
     fits = {"image": rest in ([], [1]), "pixels": len(rest) == 3 and rest[2] == 3, "input": rest == [3, *size]}
@@ -326,7 +326,15 @@ def response_of(
     document: dict[str, Any] = {"model_name": bundle.manifest.model, "model_version": version_of(bundle)}
     if request.id:
         document["id"] = request.id
-    document["parameters"] = _parameters_of(answers) | ({"notes": json.dumps(notes)} if notes else {})
+    records = [answer.record for answer in answers]
+    document["parameters"] = {  # lists are JSON strings, because parameters must be scalars
+        "degraded": any(answer.degraded for answer in answers),
+        "skipped_blocks": json.dumps([record.skipped for record in records]),
+        "order": json.dumps([record.steps if record.is_plain else record.waves for record in records]),
+        "holders": json.dumps([list(dict.fromkeys(visit.holder for visit in record.visits)) for record in records]),
+        "latency_ms": max(answer.latency_ms for answer in answers),
+        **({"notes": json.dumps(notes)} if notes else {}),
+    }
     document["outputs"] = outputs
     head = msgspec.json.encode(document)
     return b"".join([head, *binary]), len(head) if binary else None
@@ -350,18 +358,6 @@ def _classification(name: str, answer: Answer, top: int) -> Iterable[str]:
     values = answer.logits if name == "logits" else answer.probabilities
     for index in np.argsort(-answer.logits, kind="stable")[:top]:
         yield f"{values[index]:f}:{index}:{answer.classes[index]}"
-
-
-def _parameters_of(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return how the answers were computed; lists are JSON strings, because parameters must be scalars."""
-    records = [answer.record for answer in answers]
-    return {
-        "degraded": any(answer.degraded for answer in answers),
-        "skipped_blocks": json.dumps([record.skipped for record in records]),
-        "order": json.dumps([record.steps if record.is_plain else record.waves for record in records]),
-        "holders": json.dumps([list(dict.fromkeys(visit.holder for visit in record.visits)) for record in records]),
-        "latency_ms": max(answer.latency_ms for answer in answers),
-    }
 
 
 def shown(text: str) -> str:

@@ -102,4 +102,4 @@ class Follower:
                 log.warning("not following", extra={"source": self._name, "why": self._refused})
         else:
             self._again_at, self._refused = 0.0, ""
-            log.info("following", extra={"source": self._name, "version": agreed[0].version})
+            log.info("uses the applied peers.yaml", extra={"source": self._name, "version": agreed[0].version})

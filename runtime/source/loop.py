@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import SourceClosed
+from ls_edge.core.errors import LsEdgeError, SourceClosed
 from ls_edge.core.parts import ENDS, HEAD
 from ls_edge.core.peers_file import PeersFile, SourceEntry
 from ls_edge.core.records import PeerEvent
@@ -105,7 +105,10 @@ class SourceLoop:
         """Number of events of neighbors at the last look at their files; -1 to look again."""
         self._new_peers: tuple[PeersFile, KeyPair | None] | None = None
         self._successor: SourceLoop | None = None
-        recomputation = self._recompute(bundle, peers, source.strict_id(bundle)) if settings.audit else None
+        strict_id, codecs = source.strict_id(bundle), {peer.name: peer.codec for peer in peers.peers}
+        recomputation = (
+            Recomputation(bundle, codecs, lambda peer: strict_id or self._bundle_of(peer)) if settings.audit else None
+        )
         with batch_scheduling():  # for the threads of the engine library, too
             entry = peers.source(name) or SourceEntry(name)
             self.engines = None if source.is_thin else StemAndHead(bundle, settings, entry)
@@ -134,10 +137,6 @@ class SourceLoop:
                 self.engines, machine, self.node, self._threads, self.auditor, itineraries, max_inflight, classes
             )
             self._threads.start()
-
-    def _recompute(self, bundle: Bundle, peers: PeersFile, strict_id: str) -> Recomputation:
-        codecs = {peer.name: peer.codec for peer in peers.peers}
-        return Recomputation(bundle, codecs, lambda peer: strict_id or self._bundle_of(peer))
 
     # On any thread.
 
@@ -220,8 +219,9 @@ class SourceLoop:
                 self._look_at_files()
                 self.monitor.update()
             self.node.leave("done")
-        except Exception:
-            log.exception("the source failed")
+        except Exception as error:
+            known = isinstance(error, LsEdgeError)
+            log.error("the source failed", extra={"why": str(error)}, exc_info=None if known else error)
             self.node.close()
         finally:
             requests.line.close()  # nothing is submitted after this

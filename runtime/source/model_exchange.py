@@ -123,7 +123,7 @@ class ModelFollower:
                 if str(error) != refused:
                     refused = str(error)
                     log.warning("not following a model", extra={"why": refused})
-                monitor.wait_for(partial(_has_changed, found), AGAIN_S)
+                monitor.wait_for(partial(lambda before, now: now.other_models != before, found.other_models), AGAIN_S)
 
     def _next_of(self, found: SourceSnapshot) -> str:
         """Return the id of another model that peers serve, or an empty string.
@@ -134,7 +134,3 @@ class ModelFollower:
             if found.missing_blocks or model_id not in self._left:
                 return model_id
         return ""
-
-
-def _has_changed(before: SourceSnapshot, now: SourceSnapshot) -> bool:
-    return now.other_models != before.other_models

@@ -93,7 +93,8 @@ def run_dataset(
     if images.live is not None and images.live.problem:
         images = replace(images, images=images.images[: images.live.taken])  # the frames that existed
     context = _context(source, run, images, skipped, concurrency, rate)
-    return DatasetRun(run.sorted_records(), run.events(), context, skipped, given_up, run.error)
+    records = sorted(run.records, key=lambda record: record.id)
+    return DatasetRun(records, run.events(), context, skipped, given_up, run.error)
 
 
 def _context(
@@ -234,10 +235,6 @@ class _Submissions:
         while self.in_flight:  # a future that could not be canceled has just ended
             self._take_ended(TICK_S)
         return given_up
-
-    def sorted_records(self) -> list[RequestRecord]:
-        """Return the records in order of submission."""
-        return sorted(self.records, key=lambda record: record.id)
 
     def events(self) -> list[PeerEvent]:
         """Return the events of peers since the start of the run, and earlier events of peers that became alive."""

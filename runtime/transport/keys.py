@@ -77,7 +77,8 @@ def load_secret(path: str | Path) -> KeyPair:
             mode = os.fstat(stream.fileno()).st_mode
             content = stream.read(65536)
     except OSError as error:
-        if re.fullmatch(_KEY, os.fsencode(path).strip(b" \t\r\n\"'")):  # a log would keep it
+        given = os.fsencode(path)
+        if _LINE.search(given) or re.fullmatch(_KEY, given.strip(b" \t\r\n\"'")):  # a log would keep it
             raise UsageError("--secret-key looks like a key and is no file; give the path of NAME.key_secret") from None
         if isinstance(error, FileNotFoundError):
             hint = "make one with 'ls-edge keys new NAME', or check --secret-key"

@@ -206,8 +206,8 @@ def _write_out(machine: Machine[Any]) -> None:
 
     A process that is restarted again and again replaces the file.
     """
-    path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}.txt"
     try:
+        path = Path(tempfile.gettempdir()) / f"ls-edge-events-{machine.turn.name}.txt"
         path.write_text(text_of(machine.recent), encoding="utf-8")
     except OSError as error:
         log.warning("cannot write the latest events: %s", error)

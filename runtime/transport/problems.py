@@ -105,7 +105,8 @@ def log_note(note: Note, logged: NoteCounts) -> None:
     logged[note.what, note.peer] = minute, count + 1
     if count >= NOTES_A_MINUTE:
         return
-    level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
+    is_usual = note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) or note.why == "left (done)"
+    level = logging.INFO if is_usual else logging.WARNING
     why = note.why + ("; further ones in this minute are not logged" if count == NOTES_A_MINUTE - 1 else "")
     extra = {"peer": note.peer, "why": why}
     log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))

@@ -36,7 +36,7 @@ def test_numbers_of_numpy_and_ranges_are_accepted():
 
 def test_bands_must_fit_the_model():
     assert EvaluationSettings(bands="0/1-3").bands_of(Bands(4)) == Bands.from_json("0/1-3")
-    assert EvaluationSettings().bands_of(Bands.fixed(4)) == Bands.fixed(4)
+    assert EvaluationSettings().bands_of(Bands.ladder(4)[0]) == Bands.ladder(4)[0]
     with pytest.raises(UsageError, match="bands 0/1-3"):
         EvaluationSettings(bands="0/1-3").bands_of(Bands(5))
 

@@ -67,7 +67,8 @@ def command(
     records each step, and starts from the recorded file; so the same command continues an interrupted change, and
     changes nothing in a fleet that already matches the file. Continue a rollback with --bundle.
 
-    Exit code 3 if some peers do not answer, which are named; run it again when they are back.
+    Exit code 3 if some peers do not answer, which are named; run it again when they are
+    back, after a rollback with --bundle.
     """
     if rollback and not options.is_typed("bundle"):
         bundle = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
@@ -88,6 +89,13 @@ def command(
     file = None if peers is None else open_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
+    names = [item.name for item in inputs]
+    inputs = [  # addresses without their secrets may be equal
+        dataclasses.replace(item, name=f"{item.name} ({place})")
+        if item.is_live and names.count(item.name) > 1
+        else item
+        for place, item in enumerate(inputs, 1)
+    ]
     for item in inputs:
         if item.note:
             click.echo(f"ls-edge: {printable(item.note)}", err=True)

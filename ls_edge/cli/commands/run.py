@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,12 @@ def command(
             problems += [writer.problem] if writer.problem else []
         summary = summarize(measured.records, measured.events, measured.context)
         problems += _print(summary, as_json=as_json)
-        warn_each(_unused_peers(source.snapshot.problems, summary)[:MAX_REMARKS])
+        unused = [
+            f"{name} took no part: {why}"
+            for name, why in source.snapshot.problems.items()
+            if name not in summary.peers or not summary.peers[name].requests
+        ]
+        warn_each(unused[:MAX_REMARKS])
         warn_each(_remarks(measured, summary))
         problems += _write_files(summary, measured, report, trace_events)
     if problems:
@@ -295,12 +300,3 @@ def _watch_peers(source: Source, progress: RunProgress, wants_reload: Callable[[
             )
 
     return look
-
-
-def _unused_peers(problems: Mapping[str, str], summary: RunSummary) -> list[str]:
-    """Return peers that took part in no answer, with the reason."""
-    return [
-        f"{name} took no part: {why}"
-        for name, why in problems.items()
-        if name not in summary.peers or not summary.peers[name].requests
-    ]

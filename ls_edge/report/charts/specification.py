@@ -61,12 +61,6 @@ def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
     return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0, symbolOpacity=1)
 
 
-def at(channel: str, value: float | str) -> Any:
-    """Return a position in pixels, or a name such as ``width``, for ``x``, ``x2``, ``y`` or ``y2``."""
-    kind: Any = getattr(alt, f"{channel.title()}Value")
-    return kind(value)
-
-
 def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | None = None) -> alt.Color:
     """Return the color of a category by its name."""
     scale = alt.Scale(domain=list(names), scheme=CATEGORY_SCHEME)
@@ -189,7 +183,7 @@ def accuracy_chart(
     interval = interval.encode(x=alt.X("low:Q", scale=scale, title=None, axis=PERCENT), x2=alt.X2("high:Q"))
     text = base.mark_text(align="right", color=color("ink"), fontWeight=600)
     layers = [marks, interval] if bars else [interval, marks]
-    layers.append(text.encode(x=at("x", "width"), text=alt.Text("text:N")))
+    layers.append(text.encode(x=alt.value("width"), text=alt.Text("text:N")))
     if chance is not None:
         guess = chart_of([row_of(top1=chance, what=f"a guess: {show_percent(chance)}")])
         rule = guess.mark_rule(color=color("axis"), strokeDash=[3, 3]).encode(x=x, tooltip=alt.Tooltip("what:N"))
@@ -259,17 +253,15 @@ def square_of(
     titles: tuple[str, str],
     what: str,
     *,
-    columns: Sequence[str] | None = None,
     exponent: float = 1.0,
     text_of: Callable[[float], str] = "{:.2f}".format,
 ) -> Chart:
     """Draw a grid of cells whose opacity is their value relative to the largest one, to the power ``exponent``.
 
-    ``names`` are the names of the rows and, without ``columns``, of the columns; ``titles`` are the titles of both
-    axes. Cells have text if there is room for it.
+    ``names`` are the names of the rows and of the columns; ``titles`` are the titles of both axes. Cells have text if
+    there is room for it.
     """
     row_title, column_title = titles
-    columns = names if columns is None else columns
     peak = max((value for row in values for value in row if value is not None), default=1.0) or 1.0
     rows = [
         row_of(
@@ -280,11 +272,11 @@ def square_of(
             text="" if value is None else text_of(value),
         )
         for name, cells in zip(names, values, strict=True)
-        for column, value in zip(columns, cells, strict=True)
+        for column, value in zip(names, cells, strict=True)
     ]
     top = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
     base = chart_of(rows).encode(
-        x=alt.X("column:O", title=column_title, sort=list(columns), scale=alt.Scale(domain=list(columns)), axis=top),
+        x=alt.X("column:O", title=column_title, sort=list(names), scale=alt.Scale(domain=list(names)), axis=top),
         y=alt.Y("row:O", title=row_title, sort=list(names)),
         tooltip=[
             alt.Tooltip("row:O", title=row_title),

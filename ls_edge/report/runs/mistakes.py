@@ -34,18 +34,13 @@ def by_class(records: Iterable[RequestRecord]) -> list[tuple[int, Tally]]:
 def confusions(records: Sequence[RequestRecord]) -> list[Confusion]:
     """Return the pairs of classes that were confused most often, at most :data:`MOST_CONFUSED`."""
     tallies = dict(by_class(records))
-    pairs = Counter((record.label, record.prediction) for record in wrong_answers(records))
+    pairs = Counter(
+        (record.label, record.prediction)
+        for record in records
+        if record.error is None and record.label is not None and record.prediction != record.label
+    )
     return [
         Confusion(label, prediction, count, count / tallies[label].answers)
         for (label, prediction), count in pairs.most_common(MOST_CONFUSED)
-        if label is not None and prediction is not None
-    ]
-
-
-def wrong_answers(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the answers whose class differs from the label."""
-    return [
-        record
-        for record in records
-        if record.error is None and record.label is not None and record.prediction != record.label
+        if prediction is not None
     ]

@@ -126,7 +126,7 @@ class Tombstones:
     def add(self, keys: Iterable[tuple[str, RequestId]], until: float, now: float) -> None:
         """Keep requests until a time, or longer than before."""
         for key in keys:
-            self.until[key] = until
+            self.until[key] = max(until, self.until.get(key, until))
             self.until.move_to_end(key)
         self.forget(now)
 

@@ -126,7 +126,6 @@ class SourceRules:
     waits_s = INFINITY
 
     def __init__(self, machine: Machine[SourceRules]) -> None:
-        self._decisions = machine.decisions
         self._recovery = recovery = machine.recovery
         self._turn = turn = machine.turn
         self._custody = custody = machine.custody
@@ -224,7 +223,8 @@ class SourceRules:
         elif run.returning == ReturnReason.CREDIT:
             old.avoid[sender] = turn.now + LOOK
         else:
-            self._pass_over(old, sender)
+            if (n := turn.neighbors.get(sender)) is not None:  # it returned the request unchanged
+                self._recovery.avoid(old, sender, n.hold_off(PauseReason.UNWILLING))
             itinerary = old.itinerary  # which names the process to avoid
         if not itinerary.remaining:
             old.itinerary, old.tokens = itinerary, tokens
@@ -250,11 +250,6 @@ class SourceRules:
         count = self.rejected[sender].count if sender in self.rejected else 0
         self.rejected = {**self.rejected, sender: Rejection(count + 1, why)}
         self._turn.note(NoteKind.REJECTED, sender, None if copy is None else copy.request, why)
-
-    def _pass_over(self, copy: HeldRequest, name: str) -> None:
-        """Pause offers to a process that returned a request unchanged."""
-        if (n := self._turn.neighbors.get(name)) is not None:
-            self._recovery.avoid(copy, name, n.hold_off(PauseReason.UNWILLING))
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
         """Try another holder after NaN or infinity; after a second one, fail the request and name the holders."""

@@ -158,10 +158,9 @@ class Neighbor:
 
 
 class Neighbors:
-    """All neighbors of the process ``name``."""
+    """All neighbors of a process."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
-        self.name = name
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.by_name: dict[str, Neighbor] = {}
         self.now = 0.0

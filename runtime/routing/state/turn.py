@@ -28,7 +28,7 @@ class Turn:
         self.model = model
         self.bands = model.bands
         self.rng = rng
-        self.neighbors = Neighbors(name, limits)
+        self.neighbors = Neighbors(limits)
         self.now = 0.0
         self.instructions: list[Instruction] = []
         """Instructions of this turn so far."""

@@ -220,7 +220,7 @@ def test_a_plan_respects_the_bands_of_the_bundle(command, make_bundle, profile, 
     folder = make_bundle(tmp_path / "fixed")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     opened = Bundle.open(folder)
-    bands = Bands.fixed(4)
+    bands = Bands.ladder(4)[0]
     interface = interface_of(
         opened.manifest.image, opened.manifest.tokens, bands, opened.manifest.classes, needs_slot=False
     )

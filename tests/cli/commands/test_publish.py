@@ -90,13 +90,13 @@ def test_the_card_describes_the_model(run, published):
 
 def test_a_class_with_a_line_break_stays_in_its_line_of_the_card():
     about = {"model": "x", "method": "y"}
-    card = model_card("m", about, Bands.fixed(2), ("a\n# b", "c_<d>"), None, {}, timm_problem=None)
+    card = model_card("m", about, Bands.ladder(2)[0], ("a\n# b", "c_<d>"), None, {}, timm_problem=None)
     assert "**Classes** (2): a # b, c\\_\\<d\\>\n" in card
 
 
 def test_commands_of_the_card_take_a_name_with_spaces_as_one_word():
     about = {"model": "x", "method": "y"}
-    card = model_card("my dogs", about, Bands.fixed(2), ("a", "c"), None, {}, timm_problem="")
+    card = model_card("my dogs", about, Bands.ladder(2)[0], ("a", "c"), None, {}, timm_problem="")
     (command,) = (line for line in card.splitlines() if line.startswith("ls-edge export"))
     assert shlex.split(command)[2] == "my dogs"
     assert 'create_model("local-dir:my dogs", ' in card

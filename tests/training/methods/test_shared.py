@@ -193,7 +193,7 @@ def test_models_that_cannot_share_are_refused():
     with pytest.raises(UsageError, match="method shared needs a trained start"):
         make_method("shared", {}).reshape(view, Bands(6), None, trained=False)
     with pytest.raises(UsageError, match="needs a band of two blocks or more; the bands are 0/1/2/3/4/5"):
-        make_method("shared", {}).reshape(view, Bands.fixed(6), None, trained=True)
+        make_method("shared", {}).reshape(view, Bands.ladder(6)[0], None, trained=True)
     with pytest.raises(UsageError, match=r"logits is 2\.0; it has to be a number from 0 to 1"):
         make_method("shared", {"logits": 2.0})
     with pytest.raises(UsageError, match="adapter_rank is -1; it has to be a whole number from 0"):

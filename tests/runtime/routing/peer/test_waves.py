@@ -87,7 +87,7 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     assert not peer.sent(Forward)
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
-    assert peer.sent(Accept, "b") == [Accept(run.transfer, peer.machine.limits.credits)]
+    assert peer.sent(Accept, "b") == [Accept(run.transfer, peer.machine.turn.limits.credits)]
     (home,) = peer.sent(Forward, "laptop")
     assert home.returning == "done"
     assert home.itinerary.waves == ((((0, "a"), (2, "a")), ((1, "b"), (3, "b"))),)

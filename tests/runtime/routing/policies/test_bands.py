@@ -177,7 +177,7 @@ def test_several_bands_are_skipped_one_after_the_other():
 
 
 def test_a_fixed_order_is_one_band_a_block():
-    sim = FaultySimulation({"a": [3, 1], "b": [0, 2]}, blocks=4, bands=Bands.fixed(4))
+    sim = FaultySimulation({"a": [3, 1], "b": [0, 2]}, blocks=4, bands=Bands.ladder(4)[0])
     sim.run(0.3)
     requests = [sim.submit(policy=policy) for policy in ("nearest", "random", "fastest", "parallel")]
     sim.settle()

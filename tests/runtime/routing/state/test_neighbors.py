@@ -10,7 +10,7 @@ from ls_edge.runtime.routing.state.pause import PauseReason
 
 def neighbor(at=0.0, **state):
     base = {"warm": True, "draining": False, "stuck": False, "credits": 9, "queue": 0, "calls": 0, "block_us": 1000}
-    n = Neighbors("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
+    n = Neighbors(Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle", (0, 1)))
     n.reported(State(**(base | state)), at)
     return n
 
@@ -22,7 +22,7 @@ def at(n, now):
 
 
 def test_before_its_first_state_a_neighbor_is_expected_to_begin_immediately():
-    n = Neighbors("a", Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle"))
+    n = Neighbors(Limits()).add(Hello("b", "peer", 1, 0, "model", "bundle"))
     n.offers = 3
     assert at(n, 99.0).wait_us == 0
 
