@@ -242,6 +242,7 @@ CASES = r"""
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
 2 | PEER keyed.yaml --secret-key /B}JG3dC0L?+vsqL52YT)d9cvMg7WSNJs&3HB}TU | --secret-key looks like a key and is no
+2 | PEER keyed.yaml --secret-key 'secret-key = "/B}JG3dC0L?+vsqL52YT)d9cvMg7WSNJs&3HB}TU"' | --secret-key looks like a
 2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public key, give the .key_secret
 2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public key,
 2 | PEER keyed.yaml --secret-key garbage.key_secret | garbage.key_secret holds no CURVE secret key; make one with

@@ -223,6 +223,7 @@ def test_similar_names_are_not_live():
         ("rtmp://u:SECRET@cam:1935/app/SECRET", "rtmp://cam:1935/app/…"),
         ("RTMPS://cam/app/SECRET/?user=x", "RTMPS://cam/app/…?user=…"),
         ("rtsps://cam:7441/SECRET0123456789?enableSrtp", "rtsps://cam:7441/…?…"),
+        ("http://cam/SECRET-4f89-11d3-9a0c-03e82c33/s", "http://cam/…/s"),
         ("rtsp://cam/Streaming/Channels/101", "rtsp://cam/Streaming/Channels/101"),
         (":" * 4096, ":" * 4096),
         ("camera:1", "camera:1"),

@@ -99,6 +99,11 @@ def test_large_images_of_legal_size_are_decoded(decoders, image):
     assert slow == [True]
 
 
+def test_a_large_file_is_decoded_after_a_small_one(decoders):
+    for image in (PHOTO, bombs.flat(5400, "BMP")):
+        assert decoders.decode(SPEC, image).pixels.shape == (3, 16, 16)
+
+
 def test_large_images_wait_for_memory_and_small_ones_do_not(decoders):
     large = bombs.png(4096, 4096, 8, 2)
     decoders._reserve(LARGE_BYTES)

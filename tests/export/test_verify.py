@@ -335,6 +335,7 @@ def test_a_false_accuracy_of_the_manifest_is_named(copied, loaded):
     verify_run(forged(copied, verified=measured), loaded, samples, "given")
     with pytest.raises(VerificationError, match=r"verified.top1 bundle is \S+, but it is"):
         verify_run(forged(copied, verified=better), loaded, samples, "given")
+    verify_run(forged(copied, verified=better), loaded, Samples(images[::-1].copy(), samples.labels), "given")
 
 
 @pytest.mark.release

@@ -11,6 +11,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 
@@ -122,7 +123,11 @@ def test_a_method_with_parameters_is_read_back_but_not_by_timm_alone(tmp_path):
     result = ls_edge.publish(tmp_path / "run", tmp_path / "out")
     assert not result.timm
     assert "adds parameters" in result.why_not
-    assert "timm alone cannot load it" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "timm alone cannot load it" in card
+    assert '"timm"' not in card
+    with pytest.raises(Exception, match="config.json"):
+        timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     assert load_run(tmp_path / "out").weights_sha256 == load_run(tmp_path / "run").weights_sha256
 
 

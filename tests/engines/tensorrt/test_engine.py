@@ -1,5 +1,6 @@
 """Engines of TensorRT on doubles of CUDA and TensorRT: results, graphs, contexts and profiles."""
 
+import functools
 import logging
 import sys
 from dataclasses import replace
@@ -74,8 +75,20 @@ def test_float32_inside_files_of_every_precision_is_exact(bundle, gpu, exact, pr
     engine.close()
 
 
-def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monkeypatch):
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Error Code 1: Serialization (header.magicTag == kEXPECTED_MAGIC_TAG failed",
+        "Error Code 6: API Usage Error (The engine plan file is not compatible with this version of TensorRT, expecting "
+        "library version 10.12.0.36 got 10.3.0.30, please rebuild.)",
+        "(The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.6, please "
+        "rebuild.)",
+        "Serialization assertion e.offset >= cursor failed",
+    ],
+)
+def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monkeypatch, why):
     open_engine(bundle, "block 0", kind="tensorrt").close()
+    monkeypatch.setattr(doubles, "_fail", functools.partial(lambda fail, _why: fail(why), doubles._fail))
     monkeypatch.setattr(doubles, "_MAGIC", b"another version\n")
     reported = []
     open_engine(bundle, "block 0", kind="tensorrt", on_step=lambda *step: reported.append(step[-1])).close()

@@ -1,5 +1,6 @@
 """The files and the bundle that a peer with a store serves next."""
 
+import errno
 import hashlib
 
 import pytest
@@ -113,6 +114,10 @@ def test_only_a_fault_of_bundle_or_file_gives_them_up(board, other_file, tiny_bu
     for error in (EngineError("the driver is gone"), UsageError("this file has keys; give --secret-key")):
         with pytest.raises(type(error)):
             board.bundles.give_up(error)
+    short = BundleError("cannot read block 1: Too many open files")
+    short.__context__ = OSError(errno.EMFILE, "Too many open files")
+    with pytest.raises(BundleError, match="Too many"):
+        board.bundles.give_up(short)
     board.bundles.give_up(BundleError("block 1 is damaged"))
     assert board.bundles.opened(board.setup).bundle is None  # its only bundle waits for another one
     board.fill(Bundle.open(tiny_bundle))

@@ -1,5 +1,7 @@
 """Estimates of placements by formula."""
 
+from dataclasses import replace
+
 from ls_edge.core.parts import HEAD, STEM
 from ls_edge.runtime.fleet.planning.estimates import estimate
 from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -18,6 +20,8 @@ def test_bands_take_neighbors_and_cost_a_visit_where_they_are_scattered():
     assert estimate(free, scattered).latency_ms == 6 * 1.0 + 2 * 3.0
     # each band needs both; they meet at the end of one and the begin of the next
     assert estimate(banded, scattered).latency_ms == 6 * 1.0 + 4 * 3.0
+    third = PlanningProblem((*devices, replace(devices[0], name="d2")), 4, bands=((0,), (1, 2), (3,)))
+    assert estimate(third, {"d2": (0,), "d0": (1, 3), "d1": (2,)}).latency_ms == 4 * 1.0 + 3 * 3.0
 
 
 def test_energy_is_unknown_without_power():
