@@ -390,7 +390,7 @@ def test_output_that_cannot_be_written_is_one_line(zoo, device):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 @pytest.mark.parametrize("name", ["bundle/manifest.json", "good.yaml", "k.key_secret"])
-def test_files_without_permission_are_one_line(zoo, name, tmp_path):
+def test_files_without_permission_are_one_line(zoo, name):
     path = zoo / name
     mode = path.stat().st_mode
     path.chmod(0)

@@ -55,7 +55,7 @@ def test_engines_with_too_many_threads_are_one_line(limited, tiny_bundle, tmp_pa
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None or os.getuid() != 0, reason="needs unshare, and root")
-def test_a_user_without_a_home_is_told_what_to_set(tiny_bundle, tmp_path):
+def test_a_user_without_a_home_is_told_what_to_set(tiny_bundle):
     kept = {name: value for name, value in os.environ.items() if name not in ("HOME", "LS_EDGE_CACHE")}
     user = ["unshare", "--user", "--map-user=54321", *COMMAND]
     code, lines, _ = run(*user, "build", tiny_bundle, env=kept)

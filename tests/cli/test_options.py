@@ -111,7 +111,7 @@ def test_a_plan_replaces_a_file_only_with_overwrite(command, bundle, tmp_path):
 
 
 @pytest.fixture
-def calls(bundle, tmp_path):
+def calls(bundle):
     """Arguments of the commands that open engines here, without ``--provider``."""
     timing = ("--threads", 1, "--duration", 0.02)
     return {

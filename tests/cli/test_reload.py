@@ -105,7 +105,7 @@ def test_a_removed_key_ends_its_links_and_its_work(write_peers, tmp_path, tiny_b
             guest.reload()
 
 
-def test_a_file_that_a_source_cannot_use_changes_nothing(write_peers, tmp_path, tiny_bundle, serve):
+def test_a_file_that_a_source_cannot_use_changes_nothing(write_peers, tiny_bundle, serve):
     path = write_peers({"a": ALL}, sources=["laptop"])
     serve(Peer.open(path, "a", tiny_bundle))
     with Source.open(path, tiny_bundle) as source:

@@ -70,7 +70,7 @@ def test_a_session_on_cuda_that_does_not_load_gives_the_reason(bundle, ort):
         open_engine(bundle, "block 0", provider="cuda", threads=1)
 
 
-def test_dynamic_int8_on_cuda_is_refused_with_advice(bundle, ort, tmp_path):
+def test_dynamic_int8_on_cuda_is_refused_with_advice(bundle, ort):
 
     model = onnx.load_model_from_string(bundle.read("block 0"))
     model.graph.node.add(op_type="DynamicQuantizeLinear", input=["tokens"], output=["a", "b", "c"], name="dynamic")

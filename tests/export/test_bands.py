@@ -113,7 +113,7 @@ def test_folding_other_ends_makes_another_model(folded):
     assert len(ids) == 3
 
 
-def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path):
+def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded):
     for bundle in (folded, banded):
         assert verify_run(bundle, run).max_rel_error <= 1e-5
     shortened = dataclasses.replace(run, view=BlockView(run.view.model), weights_sha256="0" * 64)

@@ -72,7 +72,7 @@ def test_a_run_and_its_bundle_give_the_same_numbers(command, both):
         assert numbers(bundle[kind]) == pytest.approx(numbers(run[kind]), rel=1e-4, abs=1e-4)
 
 
-def test_the_document_has_every_kind_and_the_settings(command, both, tmp_path):
+def test_the_document_has_every_kind_and_the_settings(command, both):
     found = document(command, both[1], *FEW, "--batch-size", 7)
     assert set(found) == {"images", "skipped", *KINDS, "reasons", "settings"}
     assert (found["images"], found["skipped"]) == (24, 0)

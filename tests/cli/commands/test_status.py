@@ -160,7 +160,7 @@ def test_missing_links_between_peers_are_named(ls_edge, tiny_bundle, tmp_path):
         local.close()
 
 
-def test_an_observer_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
+def test_an_observer_leaves_no_trace_in_routing(peers, tiny_bundle):
     file = load_peers(peers.path)
     with Source.open(file, tiny_bundle) as source:
         assert source.wait_ready(30) == ()

@@ -213,7 +213,7 @@ def test_without_a_gpu_only_tensorrt_for_rtx_builds(board, tiny_bundle):
 
 
 def test_stem_and_head_have_an_engine_of_their_own(
-    gpu, tiny_bundle, write_peers, serve, images, assert_replays, tmp_path, caplog
+    gpu, tiny_bundle, write_peers, serve, images, assert_replays, caplog
 ):
     path = write_peers({"a": range(6)}, sources=["laptop"], provider="cpu")
     path.write_text(path.read_text().replace("- name: laptop", "- name: laptop\n  engine: tensorrt"))

@@ -67,9 +67,7 @@ def test_a_partition_of_one_peer_costs_no_request_and_heals(cluster, tiny_bundle
     assert_replays(tiny_bundle, [*pictures] * 3, [*before, *during])
 
 
-def test_a_peer_without_a_link_to_the_source_is_reached_through_another(
-    cluster, tiny_bundle, images, wait_until, assert_replays
-):
+def test_a_peer_without_a_link_to_the_source_is_reached_through_another(cluster, tiny_bundle, images, assert_replays):
     net, pictures = cluster.net, images(10)
     with silence(net, ("src", "b"), ("src", "c")), source_of(cluster, max_skips=0) as source:
         assert source.wait_ready(30) == ()

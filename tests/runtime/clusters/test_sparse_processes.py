@@ -40,7 +40,7 @@ class SparseCluster(FaultyCluster):
 
 
 def test_blocks_behind_one_peer_are_reached_through_it_and_survive_a_kill(
-    tmp_path, tiny_bundle, images, assert_replays, wait_until
+    tmp_path, tiny_bundle, images, assert_replays
 ):
     placement = {"hub": "0, 3", "b": "1, 4", "c": "2, 5", "spare": "1, 2, 4, 5"}
     links = [(LAPTOP, "hub"), ("hub", "b"), ("hub", "c"), ("hub", "spare")]

@@ -106,7 +106,7 @@ def test_a_reload_answers_with_another_bundle_and_loses_no_request(
         assert source.submit(images(1)[0]).result(30).classes == source.bundle.manifest.classes
 
 
-def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bundle, other_bundle, wait_until):
+def test_a_source_behind_one_peer_follows_its_model(write_peers, serve, tiny_bundle, other_bundle):
     """The other peers of the file are out of reach, so no second one can confirm the model, first and later."""
     file = load_peers(write_peers({"a": "all", "b": "all", "c": "all"}))
     first = Peer(file, "a", Bundle.open(tiny_bundle))

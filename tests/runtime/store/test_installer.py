@@ -233,7 +233,7 @@ def test_a_peer_survives_thousands_of_broken_pushes(peer, file, keys, tiny_bundl
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_full_disk_is_reported_and_no_bundle_is_installed(
-    serve, file, keys, tiny_bundle, small_disk, wait_until, monkeypatch, when
+    serve, file, keys, tiny_bundle, small_disk, monkeypatch, when
 ):
     disk = small_disk(megabytes=6)
     if when == "meanwhile":  # another process fills it after the check of the free space

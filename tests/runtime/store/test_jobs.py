@@ -248,7 +248,7 @@ def test_a_trial_ends_when_the_record_says_that_the_bundle_was_warm(board, wait_
     assert next(failures, None) is None
 
 
-def test_a_bundle_that_is_no_longer_active_is_not_recorded(board, wait_until, tiny_bundle, half_bundle):
+def test_a_bundle_that_is_no_longer_active_is_not_recorded(board, tiny_bundle, half_bundle):
     board.store.switch(board.store.fill(Bundle.open(tiny_bundle)))
     board.attach(serves=True, warm=True)
     board.store.switch(board.store.fill(Bundle.open(half_bundle)))

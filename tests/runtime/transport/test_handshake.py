@@ -221,7 +221,7 @@ def test_blocks_that_cannot_be_are_refused(peer, file, sockets, hello_of, name, 
     assert not peer.machine.neighbors.by_name
 
 
-def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
+def test_a_process_at_the_address_of_another_is_refused(peer, file, sockets, hello_of):
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
     b.says(Welcome(*msgspec.structs.astuple(hello_of("laptop", "source"))))

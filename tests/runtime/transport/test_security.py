@@ -163,9 +163,7 @@ def test_a_secret_key_of_somebody_else_is_a_clear_error(tiny_bundle, write_peers
         Peer(file, "a", Bundle.open(tiny_bundle), keys=keys.get(who) or new_pair())
 
 
-def test_off_the_loopback_needs_keys_or_the_word_insecure(
-    tiny_bundle, write_peers, serve, images, assert_replays, wait_until
-):
+def test_off_the_loopback_needs_keys_or_the_word_insecure(tiny_bundle, write_peers, serve, images, assert_replays):
     path = write_peers({"a": range(6)})
     address = load_peers(path).peer("a").address
     text = path.read_text().replace("blocks:", f"bind: {address.replace('127.0.0.1', '0.0.0.0')}\n  blocks:")
