@@ -81,3 +81,12 @@ def analyzed(model, *kinds, count=20, size=8, bands=None, **settings):
 def softmax(logits):
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+def numbers(value):
+    """Return all numbers of a document, in its order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [number for each in value for number in numbers(each)]
+    return [value] if isinstance(value, (int, float)) else []

@@ -9,17 +9,9 @@ import pytest
 from ls_edge.analysis import KINDS, Analysis, analyze, check_kinds
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
-from tests.analysis.models import Residual, analyzed, plan_of
+from tests.analysis.models import Residual, analyzed, numbers, plan_of
 
 BASIC = ("importance", "contribution", "similarity", "agreement")
-
-
-def numbers(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [number for each in value for number in numbers(each)]
-    return [value] if isinstance(value, (int, float)) else []
 
 
 def test_every_result_of_the_document_belongs_to_a_kind():

@@ -69,20 +69,15 @@ class Commands:
                     stream.close()
 
 
-@pytest.fixture
-def ls_edge():
-    """Run and start commands; none outlives the test."""
+def _ls_edge():
+    """Run and start commands; none outlives the test, or the tests of the module."""
     commands = Commands()
     yield commands
     commands.close()
 
 
-@pytest.fixture(scope="module")
-def ls_edge_of_module():
-    """Run and start commands; none outlives the tests of the module."""
-    commands = Commands()
-    yield commands
-    commands.close()
+ls_edge = pytest.fixture(_ls_edge)
+ls_edge_of_module = pytest.fixture(_ls_edge, scope="module")
 
 
 def complaints(done):

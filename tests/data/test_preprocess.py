@@ -13,6 +13,7 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import ImageRef, ImageSet, open_data
 from ls_edge.data.decoding import decode, to_rgb
 from ls_edge.data.preprocess import Preprocessor, iterate
+from tests.data.bombs import save
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -28,12 +29,6 @@ def picture(width, height, mode="RGB"):
     channels = [x * 255 / width, y * 255 / height, (x + y) * 255 / (width + height)]
     pixels = np.stack(channels, axis=-1) * 0.7 + rng.integers(0, 77, (height, width, 3))
     return Image.fromarray(pixels.astype(np.uint8)).convert(mode)
-
-
-def encode(image, format_, **options):
-    stream = io.BytesIO()
-    image.save(stream, format_, **options)
-    return stream.getvalue()
 
 
 def timm_result(encoded, wanted):
@@ -61,7 +56,7 @@ def assert_like_timm(encoded, wanted):
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
 @pytest.mark.parametrize(("width", "height"), [(97, 61), (61, 97), (31, 31), (17, 23), (120, 48), (53, 54)])
 def test_equal_to_timm_in_every_interpolation_and_shape(interpolation, width, height):
-    assert_like_timm(encode(picture(width, height), "PNG"), spec(interpolation=interpolation))
+    assert_like_timm(save(picture(width, height), "PNG"), spec(interpolation=interpolation))
 
 
 def test_every_interpolation_is_in_the_golden_test():
@@ -74,7 +69,7 @@ def test_equal_to_timm_in_every_crop(crop_pct, size):
     if size[0] != size[1] and pytest.importorskip("timm").__version__ == "1.0.17":
         pytest.skip("timm 1.0.17 scales for crops that are not square with bilinear interpolation, whatever is asked")
     for width, height in ((90, 67), (33, 80)):
-        assert_like_timm(encode(picture(width, height), "PNG"), spec(size=size, crop_pct=crop_pct))
+        assert_like_timm(save(picture(width, height), "PNG"), spec(size=size, crop_pct=crop_pct))
 
 
 @pytest.mark.parametrize("crop_mode", ["squash", "border"])
@@ -83,7 +78,7 @@ def test_equal_to_timm_in_every_crop(crop_pct, size):
 def test_equal_to_timm_in_every_crop_mode(crop_mode, size, crop_pct, mode):
     wanted = spec(size, crop_pct=crop_pct, crop_mode=crop_mode)
     for width, height in ((90, 67), (33, 80), (48, 48)):
-        assert_like_timm(encode(picture(width, height, mode), "PNG"), wanted)
+        assert_like_timm(save(picture(width, height, mode), "PNG"), wanted)
 
 
 @pytest.mark.parametrize("size", [(1, 200), (200, 1)])
@@ -100,12 +95,12 @@ def test_a_line_of_pixels_remains_a_line_in_the_border(size):
      ("RGB", "TIFF"), ("RGB", "PPM")],
 )  # fmt: skip
 def test_equal_to_timm_in_every_mode_and_format(mode, format_):
-    assert_like_timm(encode(picture(71, 55, mode), format_), spec())
+    assert_like_timm(save(picture(71, 55, mode), format_), spec())
 
 
 def test_transparency_of_a_palette_is_dropped():
     image = picture(40, 40, "P")
-    encoded = encode(image, "PNG", transparency=bytes(range(256)))
+    encoded = save(image, "PNG", transparency=bytes(range(256)))
     assert np.array_equal(np.asarray(decode(encoded)), np.asarray(image.convert("RGB")))
 
 
@@ -123,14 +118,14 @@ def wide_files():
     floats = (RAMP / 65535).astype(np.float32)
     twelve = tiff_12_bit(RAMP >> 4)
     return {
-        "png": (encode(raw_image("I;16", RAMP), "PNG"), levels16),
-        "tiff": (encode(raw_image("I;16", RAMP), "TIFF"), levels16),
-        "big-endian tiff": (encode(raw_image("I;16B", RAMP.astype(">u2")), "TIFF"), levels16),
-        "white-is-zero tiff": (encode(raw_image("I;16", RAMP), "TIFF", tiffinfo={262: 0}), 255 - levels16),
+        "png": (save(raw_image("I;16", RAMP), "PNG"), levels16),
+        "tiff": (save(raw_image("I;16", RAMP), "TIFF"), levels16),
+        "big-endian tiff": (save(raw_image("I;16B", RAMP.astype(">u2")), "TIFF"), levels16),
+        "white-is-zero tiff": (save(raw_image("I;16", RAMP), "TIFF", tiffinfo={262: 0}), 255 - levels16),
         "pgm": (b"P5 40 30 65535\n" + RAMP.astype(">u2").tobytes(), levels16),
         "pgm of 10 bits": (b"P5 40 30 1023\n" + (RAMP >> 6).astype(">u2").tobytes(), np.rint((RAMP >> 6) / 1023 * 255)),
         "12-bit tiff": (twelve, np.rint((RAMP >> 4) / 4095 * 255)),
-        "float tiff": (encode(Image.fromarray(floats), "TIFF"), np.rint(floats * 255)),
+        "float tiff": (save(Image.fromarray(floats), "TIFF"), np.rint(floats * 255)),
     }
 
 
@@ -189,7 +184,7 @@ def test_pillow_images_of_every_mode_become_rgb(mode):
     ],
 )
 def test_pixels_with_an_unknown_white_level_are_refused_in_one_line(image, words):
-    for given in (image, encode(image, "TIFF")):
+    for given in (image, save(image, "TIFF")):
         with pytest.raises(DataError, match=f"^cat/1.tif has .*{words}") as caught:
             decode(given, "cat/1.tif")
         assert "\n" not in str(caught.value)
@@ -201,9 +196,9 @@ def test_photos_are_turned_upright_if_the_spec_says_so(format_, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     quality = {"quality": 100} if format_ != "PNG" else {}
-    encoded = encode(picture(40, 24), format_, exif=exif.tobytes(), **quality)
+    encoded = save(picture(40, 24), format_, exif=exif.tobytes(), **quality)
     lying = Preprocessor(spec(size=(20, 20)))(encoded)
-    assert np.array_equal(lying, Preprocessor(spec(size=(20, 20)))(encode(picture(40, 24), format_, **quality)))
+    assert np.array_equal(lying, Preprocessor(spec(size=(20, 20)))(save(picture(40, 24), format_, **quality)))
     with Image.open(io.BytesIO(encoded)) as opened:
         wanted = ImageOps.exif_transpose(opened).convert("RGB")
     upright = decode(encoded, exif_orientation=True)
@@ -214,28 +209,28 @@ def test_photos_are_turned_upright_if_the_spec_says_so(format_, orientation):
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_a_photo_with_broken_exif_is_unchanged():
-    encoded = encode(picture(40, 24), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff nonsense")
+    encoded = save(picture(40, 24), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff nonsense")
     assert np.array_equal(np.asarray(decode(encoded, exif_orientation=True)), np.asarray(decode(encoded)))
 
 
 def test_pixels_give_the_same_as_their_file():
     image = picture(64, 40)
     preprocess = Preprocessor(spec())
-    assert np.array_equal(preprocess(np.asarray(image)), preprocess(encode(image, "PNG")))
+    assert np.array_equal(preprocess(np.asarray(image)), preprocess(save(image, "PNG")))
     gray = np.asarray(image.convert("L"))
     assert np.array_equal(preprocess(gray), preprocess(np.stack([gray] * 3, axis=-1)))
 
 
 def test_swapped_axes_differ_from_timm():
     """The golden test has to be able to fail."""
-    encoded = encode(picture(97, 61), "PNG")
+    encoded = save(picture(97, 61), "PNG")
     ours = levels(Preprocessor(spec())(encoded))
     assert np.abs(ours.transpose(0, 2, 1) - timm_result(encoded, spec())).max() > 10
 
 
 def test_corrupt_images_are_named():
-    good = encode(picture(50, 50), "JPEG")
-    for bad in (b"", b"no image at all", good[: len(good) // 2], encode(picture(50, 50), "PNG")[:200]):
+    good = save(picture(50, 50), "JPEG")
+    for bad in (b"", b"no image at all", good[: len(good) // 2], save(picture(50, 50), "PNG")[:200]):
         with pytest.raises(DataError, match=r"^cannot decode cat/7\.jpg: "):
             decode(bad, "cat/7.jpg")
 
@@ -248,7 +243,7 @@ def test_arrays_that_are_not_pixels_are_refused():
 
 def test_long_and_narrow_images_are_refused():
     with pytest.raises(DataError, match="image has 16000 x 1 pixels and becomes 3968000 x 248 when its shorter side"):
-        Preprocessor(spec(size=(224, 224)))(encode(Image.new("L", (16_000, 1)), "PNG"))
+        Preprocessor(spec(size=(224, 224)))(save(Image.new("L", (16_000, 1)), "PNG"))
 
 
 def image_set(*contents):
@@ -257,7 +252,7 @@ def image_set(*contents):
 
 
 def test_iterate_keeps_the_order_and_reports_skipped_images():
-    images = [encode(picture(10 + i, 20), "PNG") for i in range(20)]
+    images = [save(picture(10 + i, 20), "PNG") for i in range(20)]
     images[3] = images[11] = b"broken"
     preprocess = Preprocessor(spec())
     skipped, times = [], []

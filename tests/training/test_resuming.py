@@ -19,7 +19,7 @@ from ls_edge.training.logs import open_log
 from ls_edge.training.loop import train
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
-from tests.training.trainings import Silent, metrics, numbered, weights
+from tests.training.trainings import Silent, Stops, metrics, numbered, weights
 
 settings = functools.partial(trainings.settings, args={"drop_rate": 0.1})
 
@@ -102,10 +102,6 @@ def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
     order = tmp_path / "order.txt"
     order.write_text("cat\ndog\neel\n")
     config = settings(str(data), model="vit_digits", epochs=3, batch_size=4, class_order=str(order))
-
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", reporter=Stops())
@@ -190,10 +186,6 @@ def test_tensorboard_has_every_epoch_after_a_kill(tmp_path, monkeypatch):
     ],
 )
 def test_an_unfinished_run_without_its_state_is_refused_in_one_line(tmp_path, harm, reason):
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         train(settings(), tmp_path / "run", reporter=Stops())
     harm(tmp_path / "run")

@@ -14,7 +14,7 @@ from ls_edge.training.loop import train
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
 from tests.training.colors import COLORS, write_colors
-from tests.training.trainings import Silent
+from tests.training.trainings import Silent, Stops
 
 settings = functools.partial(trainings.settings, batch_size=16, lr=3e-3, changes=["data.augment=none"])
 REMEDY = "its answers are not used: name the order (--class-order FILE), or train a new classifier first"
@@ -74,10 +74,6 @@ def test_a_start_that_fits_is_imitated_without_a_word(folder, tmp_path):
 
 @pytest.mark.parametrize("role", ["init", "teacher"])
 def test_a_run_is_not_resumed_with_other_answers_to_imitate(folder, tmp_path, role):
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            raise KeyboardInterrupt
-
     shutil.copytree(folder / "run", tmp_path / role)
     more = {"init": {"method": "shared"}, "teacher": {}}[role]
     config = settings(str(folder / "data"), **{role: str(tmp_path / role)}, **more)

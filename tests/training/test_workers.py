@@ -16,7 +16,7 @@ from ls_edge.device import hardware
 from ls_edge.training.loop import train
 from tests.training import trainings
 from tests.training.colors import write_colors
-from tests.training.trainings import Silent, metrics, weights
+from tests.training.trainings import Silent, Stops, metrics, weights
 
 pytestmark = pytest.mark.processes
 settings = functools.partial(trainings.settings, batch_size=16, args={"depth": 1})
@@ -31,10 +31,6 @@ def data(tmp_path_factory):
 def test_a_run_resumes_to_the_same_result_on_other_hardware_and_with_other_decoding_processes(
     data, tmp_path, monkeypatch
 ):
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            raise KeyboardInterrupt
-
     alone = settings(data, changes=[*DECODED, "data.workers=0"], precision="auto")
     train(alone, tmp_path / "whole", reporter=Silent())
     with pytest.raises(KeyboardInterrupt):

@@ -11,6 +11,7 @@ import ls_edge
 from ls_edge.analysis import KINDS, Analysis
 from ls_edge.analysis.overview import verdict
 from ls_edge.data.datasets import open_data
+from tests.analysis.models import numbers
 
 RUN_KINDS = {name for name, kind in KINDS.items() if kind.needs_run}
 
@@ -41,14 +42,6 @@ def document(command, *arguments):
     assert code == 0, err
     msgspec.json.decode(out, type=Analysis)
     return json.loads(out)
-
-
-def numbers(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return [number for each in value for number in numbers(each)]
-    return [value] if isinstance(value, (int, float)) else []
 
 
 def test_each_image_counts_once_in_tests(both):

@@ -16,17 +16,15 @@ import zmq
 from ls_edge.cli.commands.status import remarks
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peer_reports import PeerState
-from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.status import Observer, PeerStatus
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome, new_alias
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.keys import new_keys
-from ls_edge.runtime.transport.links import Links
+from tests.runtime.transport.stranger import Stranger
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 FIELDS = {"reachable", "key", "state", "bundle_id", "blocks", "warm", "latency_ms", "reason"}
@@ -288,32 +286,9 @@ def test_watching_shows_the_state_every_second(ls_edge, tiny_bundle, tmp_path, w
                 assert process.wait(10) == 130
 
 
-class Rogue:
-    """An observer that says more than it may."""
-
-    def __init__(self, file, to):
-        self.to = Link(to)
-        self.links = Links({to: file.peer(to).address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1 << 16)
-        self.up, self.heard = False, []
-
-    def poll(self):
-        for event in self.links.poll(0.02):
-            self.up = self.up or isinstance(event, LinkUp)
-            if isinstance(event, Incoming):
-                self.heard.extend(framing.decode(event.frames[0].bytes))
-        return self
-
-    def heard_of(self, kind):
-        return [message for message in self.heard if isinstance(message, kind)]
-
-    def says(self, message):
-        assert self.links.send(self.to, [framing.encode(message)])
-
-
 def test_an_observer_may_only_listen(peers, wait_until):
     file = load_peers(peers.path)
-    rogue = Rogue(file, "a")
-    try:
+    with Stranger(file, "a") as rogue:
         wait_until(lambda: rogue.poll().up, 10.0, "the link")
         name = new_alias("observer")
         rogue.says(Hello(name, "observer", 1, wire.MINOR, "", ""))
@@ -333,8 +308,6 @@ def test_an_observer_may_only_listen(peers, wait_until):
             rogue.says(bad)
             wait_until(lambda before=before: len(rogue.poll().heard_of(Complaint)) > before, 10.0, "a complaint")
             assert why in rogue.heard_of(Complaint)[-1].what
-    finally:
-        rogue.links.close()
 
 
 # The file alone.

@@ -35,24 +35,6 @@ def hello_of(bundle):
 
 
 @pytest.fixture
-def sockets():
-    """Sockets that speak ZMTP and nothing else."""
-    with zmq.Context() as context:
-        opened = []
-
-        def make(kind, *, dial=None, bind=None):
-            one = context.socket(kind)
-            one.linger = 0
-            one.connect(dial) if dial else one.bind(bind)
-            opened.append(one)
-            return one
-
-        yield make
-        for one in opened:
-            one.close()
-
-
-@pytest.fixture
 def file(write_peers):
     return load_peers(write_peers({"a": ALL[:4], "b": ALL}))
 

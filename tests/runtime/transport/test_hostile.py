@@ -110,32 +110,14 @@ def drain(socket):
     return messages
 
 
-@pytest.fixture
-def raw():
-    """Sockets that speak ZMTP and know nothing of ls-edge."""
-    with zmq.Context() as context:
-        opened = []
-
-        def make(kind, *, dial=None, bind=None):
-            socket = context.socket(kind)
-            socket.linger = 0
-            socket.connect(dial) if dial else socket.bind(bind)
-            opened.append(socket)
-            return socket
-
-        yield make
-        for socket in opened:
-            socket.close()
-
-
 class Flood(threading.Thread):
     """Dials two peers, is dialed by everybody as ``rogue``, and sends all of them what it likes."""
 
-    def __init__(self, raw, file, bundle, mutate):
+    def __init__(self, sockets, file, bundle, mutate):
         super().__init__(name="flood")
         self.attackers = {name: Attacker(bundle, mutate, seed) for seed, name in enumerate(("a", "b", "rogue"))}
-        self.dealers = {name: raw(zmq.DEALER, dial=file.peer(name).address) for name in ("a", "b")}
-        self.router = raw(zmq.ROUTER, bind=file.peer("rogue").address)
+        self.dealers = {name: sockets(zmq.DEALER, dial=file.peer(name).address) for name in ("a", "b")}
+        self.router = sockets(zmq.ROUTER, bind=file.peer("rogue").address)
         self.greeting = framing.encode(Welcome(*msgspec.structs.astuple(hello_of(bundle))))
         self.state = framing.encode(State(True, False, False, 4, 0, 0, 100, reaches=("a", "b"), reach_blocks=ALL))
         self.callers = {}
@@ -177,7 +159,7 @@ def resident_mib(pid):
 
 
 def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
-    tiny_bundle, tmp_path, serve, raw, mutate, images, assert_replays
+    tiny_bundle, tmp_path, serve, sockets, mutate, images, assert_replays
 ):
     bundle = Bundle.open(tiny_bundle)
     local = LocalCluster(tmp_path / "peers", tiny_bundle, {"a": ALL[:4], "b": ALL[2:], "rogue": ALL})
@@ -185,7 +167,7 @@ def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
         local.start("a")
         peer = serve(Peer(local.file, "b", bundle))
         local.wait_warm("a")
-        flood = Flood(raw, local.file, tiny_bundle, mutate)
+        flood = Flood(sockets, local.file, tiny_bundle, mutate)
         with Source(local.file, bundle, name="laptop") as source:
             flood.start()
             try:
@@ -249,8 +231,8 @@ class Caller:
 
 
 @pytest.fixture
-def caller(peer, raw):
-    return Caller(raw(zmq.DEALER, dial=peer.entry.address))
+def caller(peer, sockets):
+    return Caller(sockets(zmq.DEALER, dial=peer.entry.address))
 
 
 def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
@@ -336,13 +318,13 @@ def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(tiny_bundl
         admission.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
 
 
-def test_a_neighbor_that_sends_nonsense_is_told_and_stays_a_neighbor(peer, raw, caller, tiny_bundle, wait_until):
+def test_a_neighbor_that_sends_nonsense_is_told_and_stays_a_neighbor(peer, sockets, caller, tiny_bundle, wait_until):
     cases = malformed(tiny_bundle)
     for number, (what, (frames, said)) in enumerate(cases.items(), 1):
         if number % COMPLAINTS_A_SECOND == 1:  # it would be told no more in this second
             caller.socket.close()
             wait_until(lambda: not peer.machine.neighbors.by_name, what="the end of its link")
-            caller = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+            caller = Caller(sockets(zmq.DEALER, dial=peer.entry.address))
             caller.says(hello_of(tiny_bundle, "laptop", "source"))
             assert caller.hears(Welcome).name == "a"
         caller.says(*frames)
@@ -390,10 +372,10 @@ def together(*messages):
     return framing.join([framing.encode_body(message) for message in messages])
 
 
-def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, caller, tiny_bundle, wait_until):
+def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, sockets, caller, tiny_bundle, wait_until):
     caller.says(hello_of(tiny_bundle, "laptop", "source"))
     caller.hears(Welcome)
-    rude = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+    rude = Caller(sockets(zmq.DEALER, dial=peer.entry.address))
     rude.says(hello_of(tiny_bundle, "rude", "source"))
     rude.hears(Welcome)
     run, _ = run_of(tiny_bundle)
@@ -404,7 +386,7 @@ def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, cal
     caller.hears(Complaint)
 
 
-def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_bundle, wait_until, monkeypatch):
+def test_processes_that_greet_and_vanish_leave_room_for_others(peer, sockets, tiny_bundle, wait_until, monkeypatch):
     monkeypatch.setattr("ls_edge.runtime.transport.handshake.MAX_SOURCES", 10)
     for number in range(10):
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -413,7 +395,7 @@ def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_b
             dealer.send(framing.encode(hello_of(tiny_bundle, f"visitor-{number}", "source")))
 
     def admitted():
-        other = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+        other = Caller(sockets(zmq.DEALER, dial=peer.entry.address))
         other.says(hello_of(tiny_bundle, "visitor-10", "source"))
         assert other.socket.poll(10_000)
         return isinstance(framing.decode(other.socket.recv_multipart()[0])[0], Welcome)

@@ -9,15 +9,13 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError, LinkError
-from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol import framing
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.zap import Curve
+from tests.runtime.transport.stranger import Stranger
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 
@@ -39,37 +37,6 @@ def secured(tiny_bundle, write_peers, serve, keys):
     file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
     peers = {name: serve(Peer(file, name, Bundle.open(tiny_bundle), keys=keys[name])) for name in PLACEMENT}
     return file, peers
-
-
-class Stranger:
-    """A process that dials a peer with whatever key, and says what it likes."""
-
-    def __init__(self, file, to, pair=None, server_key=None):
-        curve = None
-        if pair is not None:
-            curve = Curve(pair, {to: server_key or file.peer(to).public_key.encode()}, {})
-        self.to = Link(to)
-        self.links = Links(
-            {to: file.peer(to).address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1 << 20, curve=curve
-        )
-        self.up = False
-        self.heard = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.links.close()
-
-    def poll(self):
-        for event in self.links.poll(0.02):
-            self.up = self.up or isinstance(event, LinkUp)
-            if isinstance(event, Incoming):
-                self.heard.extend(framing.decode(event.frames[0].bytes))
-        return self
-
-    def says(self, message):
-        assert self.links.send(self.to, [framing.encode(message)])
 
 
 def hello(file, bundle, name, role="source"):

@@ -8,23 +8,13 @@ from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.base import soft_cross_entropy
 from ls_edge.training.methods.registry import make_method
-from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.teacher import TeacherCriterion
+from tests.training.trainings import criterion, viewed
 
 torch.set_num_threads(1)
-TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
 IMAGES = torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.arange(7)
 PLAIN = {"tracks": 0.0, "trained": 0.0, "subset": 0.0, "drop": 0.0}
-
-
-def viewed(seed=0):
-    torch.manual_seed(seed)
-    return build("vit_digits", TINY).eval()
-
-
-def criterion(logits, targets):
-    return torch.nn.functional.cross_entropy(logits, targets)
 
 
 def drawn(settings, count=1500, blocks=8):
@@ -70,7 +60,7 @@ def test_orders_widen_from_the_trained_one_to_all_orders_of_the_bands():
 
 
 def test_each_group_of_a_batch_has_its_own_order():
-    view = viewed()
+    view = viewed().eval()
     method = make_method("anyorder", {**PLAIN, "groups": 3})
     plan = method.draw(Bands(4), 0, 0)
     found = method.loss(view, IMAGES, TARGETS, plan, criterion)
@@ -84,7 +74,7 @@ def test_each_group_of_a_batch_has_its_own_order():
 
 
 def test_each_group_learns_from_its_share_of_the_teachers_answers():
-    view = viewed()
+    view = viewed().eval()
     method = make_method("anyorder", {**PLAIN, "groups": 2})
     plan = method.draw(Bands(4), 0, 0)
     answers = torch.randn(7, 10, generator=torch.Generator().manual_seed(2))

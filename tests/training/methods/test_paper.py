@@ -6,21 +6,11 @@ import torch
 from ls_edge.core.bands import Bands
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.methods.step_plan import StepPlan
-from ls_edge.training.models.small_models import build
+from tests.training.trainings import criterion, viewed
 
 torch.set_num_threads(1)
-TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
 IMAGES = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.tensor([0, 1, 2, 3, 4, 5])
-
-
-def viewed(seed=0):
-    torch.manual_seed(seed)
-    return build("vit_digits", TINY)
-
-
-def criterion(logits, targets):
-    return torch.nn.functional.cross_entropy(logits, targets)
 
 
 def test_sequential_never_moves_a_block():

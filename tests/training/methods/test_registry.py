@@ -11,7 +11,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.loop import train
 from ls_edge.training.methods.registry import METHODS, make_method
-from ls_edge.training.models.small_models import build
 from ls_edge.training.runs.checkpoint import load_run
 from tests.training import trainings
 from tests.training.trainings import Silent
@@ -19,12 +18,6 @@ from tests.training.trainings import Silent
 settings = functools.partial(trainings.settings, epochs=1, lr=1e-3)
 
 torch.set_num_threads(1)
-TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
-
-
-def viewed(seed=0):
-    torch.manual_seed(seed)
-    return build("vit_digits", TINY)
 
 
 @pytest.fixture(scope="module")

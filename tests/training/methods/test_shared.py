@@ -31,16 +31,12 @@ from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.torch_blocks import TorchBlocks
 from ls_edge.training.runs.checkpoint import load_run, read_tensors
-from tests.training.trainings import Silent
+from tests.training.trainings import Silent, Stops, criterion, set_tables
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 6, "num_heads": 2, "mlp_ratio": 2.0}
 IMAGES = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.arange(6)
-
-
-def criterion(logits, targets):
-    return torch.nn.functional.cross_entropy(logits, targets)
 
 
 def made(bands="0/1-4/5", settings=None, model=TINY):
@@ -58,13 +54,6 @@ def made(bands="0/1-4/5", settings=None, model=TINY):
     places = method.reshape(view, Bands.from_json(bands, 6), None, trained=True)
     method.attach(view)
     return method, view, before, places
-
-
-def set_tables(view):
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for table in view.slots.tables:
-            table.normal_(std=0.3, generator=generator)
 
 
 def assert_file_computes(graph, view, slots, slots_of_view):
@@ -230,10 +219,6 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
 
 @pytest.mark.release
 def test_a_run_resumes_to_the_same_bits_and_continues_with_labels(shared_runs, tmp_path):
-    class Stops(Silent):
-        def finished(self, metrics, epochs):
-            raise KeyboardInterrupt
-
     config, _ = read_config(None, {
         "data": "digits", "method": "shared", "init": str(shared_runs / "start"), "epochs": 2, "threads": 1,
         "device": "cpu", "precision": "fp32", "batch_size": 512,

@@ -10,12 +10,12 @@ from ls_edge.core.errors import ModelError, UsageError
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.slots import SlotNorms
-from ls_edge.training.models.small_models import build, create
+from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import make_optimizer, make_schedule
+from tests.training.trainings import criterion, set_tables, viewed
 
 torch.set_num_threads(1)
-TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
 NARROW = {"img_size": 32, "depth": 3, "embed_dim": 48, "num_heads": 3}
 FAMILIES = [
     ("vit_tiny_patch16_224", NARROW),
@@ -36,22 +36,10 @@ def add_norms(view, rate=3.0):
     view.slots = SlotNorms(list(view.blocks), view.branches, view.token_spec.dim, rate).train(view.training)
 
 
-def criterion(logits, targets):
-    return torch.nn.functional.cross_entropy(logits, targets)
-
-
-def viewed(rate=3.0):
-    torch.manual_seed(0)
-    view = build("vit_digits", TINY).eval()
+def normed(rate=3.0):
+    view = viewed().eval()
     add_norms(view, rate)
     return view
-
-
-def set_tables(view, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for table in view.slots.tables:
-            table.normal_(std=0.3, generator=generator)
 
 
 @pytest.mark.parametrize(("name", "args"), FAMILIES, ids=[name for name, _ in FAMILIES])
@@ -89,7 +77,7 @@ def test_a_family_starts_unchanged_and_then_follows_the_formula(name, args):
 
 
 def test_a_batch_may_have_several_slots_and_gradients_reach_each():
-    view = viewed()
+    view = normed()
     set_tables(view)
     tokens = view.stem(IMAGES)
     mixed = view.block(2, tokens, torch.tensor([0, 3, 3, 1, 0, 2]))
@@ -116,7 +104,7 @@ def test_blocks_without_a_norm_before_each_branch_are_refused_in_one_line():
 
 
 def test_norms_have_their_own_rate_and_no_decay():
-    view = viewed(5.0)
+    view = normed(5.0)
     optimizer = make_optimizer(view, OptimConfig(lr=1e-3, weight_decay=0.1, warmup=0.1))
     tables = {id(table) for table in view.slots.tables}
     [own] = [group for group in optimizer.param_groups if {id(p) for p in group["params"]} & tables]
@@ -132,7 +120,7 @@ def test_norms_have_their_own_rate_and_no_decay():
 
 
 def test_a_copy_has_its_own_norms():
-    view = viewed()
+    view = normed()
     set_tables(view)
     wanted = view(IMAGES, ORDER)
     twin = copy.deepcopy(view).eval()
@@ -144,7 +132,7 @@ def test_a_copy_has_its_own_norms():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_blocks_compute_the_same_with_one_graph():
-    view = viewed().train()
+    view = normed().train()
     set_tables(view)
     orders = [ORDER, [0, 1, 2, 3], [3, 2, 1, 0]]
     wanted = [view(IMAGES, order) for order in orders]
