@@ -157,7 +157,7 @@ def export(
     on_warning: OnWarning = warn_in_python,
     **settings: Any,
 ) -> ExportResult:
-    """Split a trained model into one engine per block, verify the engines, and write a bundle, as ``ls-edge export``.
+    """Split a trained model into one ONNX file per block, verify the files, and write a bundle, as ``ls-edge export``.
 
     ``settings`` are fields of :class:`ExportSettings`, such as ``precision``. Errors are those of :func:`export_run`.
     A bundle in ``out`` is replaced only by a verified one.

@@ -53,7 +53,6 @@ from ls_edge.training.runs.checkpoint import (
 )
 from ls_edge.training.setup import Setup
 from ls_edge.training.task import whole_batch_only
-from ls_edge.training.validation import Validation
 
 GOOD = 0.5
 """Top-1 from which a class without a correct answer is unexpected."""
@@ -162,7 +161,7 @@ def _check_new(out: Path) -> None:
 def _check_kept(out: Path, starts: Iterable[str | None]) -> None:
     """Raise :class:`UsageError` if a new run would replace a run or file that it starts from."""
     for path in (Path(start).resolve() for start in starts if start):
-        if out.resolve() in (path, path.is_file() and path.parent):
+        if path.exists() and out.resolve() in (path, path.name == WEIGHTS and path.parent):
             raise UsageError(f"--out {out} would replace what training starts from; name another folder")
 
 
@@ -193,8 +192,9 @@ class _Training:
         """Continue with the state of an unfinished run."""
         if self.setup.data is not None and self.progress.data != self.setup.data.fingerprint:
             raise RunError(
-                f"{self.config.data.source} has changed since {self.out} was started (files were added, removed, "
-                "renamed, exchanged or rewritten, or its classes are in another order); restore it, or start again in "
+                f"{self.config.data.source} or its split has changed since {self.out} was started (files were added, "
+                "removed, renamed, exchanged or rewritten, its classes are in another order, or the start was trained "
+                "again); restore it, or start again in "
                 "another folder with --init"
             )
         if self.progress.imitated != self.imitated:
@@ -370,19 +370,16 @@ class _Training:
         best = self.progress.best
         if best is None:
             return
+        remark = (
+            f"the best checkpoint is no better than guessing (validation cross-entropy {best.loss:.3g}, guessing has "
+            f"{best.counts.chance_loss:.3g}; top-1 {best.top1:.3f}, the largest class has {best.counts.chance:.3f}): "
+            f"training diverged or was too short, with --lr {self.config.optim.lr:g} and "
+            f"{counted(self.config.epochs, 'epoch')}"
+        )
         self.record = msgspec.structs.replace(
             self.record,
             best_epoch=self.progress.best_epoch,
             val_loss=best.loss,
-            remark=self._remark(best) if best.is_guess else "",
+            remark=remark if best.is_guess else "",
             unfinished=False,
-        )
-
-    def _remark(self, best: Validation) -> str:
-        """Return a remark on a checkpoint that only guesses, for example because the learning rate was too high."""
-        counts = best.counts
-        return (
-            f"the best checkpoint is no better than guessing (validation cross-entropy {best.loss:.3g}, guessing has "
-            f"{counts.chance_loss:.3g}; top-1 {best.top1:.3f}, the largest class has {counts.chance:.3f}): training "
-            f"diverged or was too short, with --lr {self.config.optim.lr:g} and {counted(self.config.epochs, 'epoch')}"
         )

@@ -228,8 +228,10 @@ class Setup:
             view.load_weights({**weights, **{name: fresh[name] for name in view.classifier}})
         name = _method_name(config, initial, reporter)
         method = make_method(name, config.method_args)
-        bands = _bands_in_force(config, method, initial)
-        if config.bands is None and initial.bands is None and not bands.is_one:
+        bands = initial.bands or method.default_bands(view)
+        if config.bands is not None:
+            bands = config.block_bands(view.num_blocks)
+        elif initial.bands is None and not bands.is_one:
             reporter.note(
                 f"bands {bands}: the first and the last block keep their place, which costs the least accuracy; "
                 f"--bands 0-{bands.num_blocks - 1} trains any order of all blocks"
@@ -319,13 +321,6 @@ def _method_name(config: TrainConfig, initial: InitialWeights, reporter: Reporte
             "shuffled: train with --method sequential first, then train the run that this writes (--init)"
         )
     return name
-
-
-def _bands_in_force(config: TrainConfig, method: Method, initial: InitialWeights) -> Bands:
-    """Return the configured bands, the bands of the initial run, or the method's default, in this order."""
-    if config.bands is not None:
-        return config.block_bands(initial.view.num_blocks)
-    return method.default_bands(initial.view) if initial.bands is None else initial.bands
 
 
 def _image_in_force(config: TrainConfig, initial: InitialWeights) -> ImageSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,11 @@ def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
         if not (
             value == was
             or Path(str(value)).resolve() == Path(str(was)).resolve()
-            or (is_hub(str(value)) and str(was).startswith(f"{str(value).partition('@')[0]}@"))
+            or (
+                is_hub(str(value))
+                and re.match(re.escape(str(value).partition("@")[0]) + "@", str(was))
+                and not re.search("@[0-9a-f]{40}$", str(value))
+            )
         ):
             return f"{name} is {was!r}, not {value!r}"
     return ""

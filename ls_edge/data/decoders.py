@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -20,7 +21,7 @@ import numpy as np
 
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.closing import Closing
-from ls_edge.core.errors import BudgetExceeded, DataError, LsEdgeError, SourceClosed
+from ls_edge.core.errors import BudgetExceeded, DataError, LsEdgeError, Overloaded, SourceClosed
 from ls_edge.data.decoder_process import LARGE_BYTES, Job, Reply, receive, send
 from ls_edge.device.child import module_command
 
@@ -67,7 +68,12 @@ class Decoders(Closing):
         ``on_slow`` is called once if the image is large or takes long. A large image waits for memory, until ``end`` by
         the monotonic clock. Raise :class:`DataError` if the image cannot be decoded within its memory and CPU time.
         """
-        decoder = self._take()
+        try:
+            decoder = self._take()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+                raise
+            raise Overloaded(f"nothing can decode the image: {error.strerror}; try again") from None
         try:
             with contextlib.ExitStack() as large:
 

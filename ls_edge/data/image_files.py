@@ -174,7 +174,7 @@ def expand(listing: Listing, place: str, levels: int = 2) -> Listing:
     if listing.images or not listing.archives or not levels:
         return listing
     if len(set(listing.archives.values())) < len(listing.archives):
-        raise DataError(f"{place}: several names lead to the same tar; keep one of them")
+        raise DataError(f"{place.rstrip('/:')}: several names lead to the same tar; keep one of them")
     found = Listing(ignored=dict(listing.ignored), folders=listing.folders | set(listing.archives))
     for path, file in sorted(listing.archives.items()):
         try:

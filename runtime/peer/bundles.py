@@ -134,7 +134,7 @@ class StoredBundle:
             bundle,
             [part_name(part) for part in entry.blocks],
             kind=wanted or entry.engine,
-            provider=None if wanted == "tensorrt" else entry.provider,
+            provider=entry.provider if wanted in (None, "onnx") else None,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,
             on_step=on_step,

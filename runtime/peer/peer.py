@@ -271,7 +271,7 @@ class Peer:
             setup.bundle,
             entry.blocks,
             kind=setup.engine_kind,
-            provider=None if setup.settings.engine == "tensorrt" else entry.provider,
+            provider=entry.provider if setup.settings.engine in (None, "onnx") else None,
             threads=setup.settings.threads or entry.threads,
             max_batch=entry.max_batch,
             gpu_mem_limit=entry.gpu_mem_limit,

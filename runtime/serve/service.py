@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from ls_edge.core.errors import (
     BudgetExceeded,
     DataError,
-    LsEdgeError,
     ModelMismatch,
     NotFinite,
     Overloaded,
@@ -45,7 +44,7 @@ OVER_BUDGET_S = 2.0
 _TOO_LATE = "the budget ended before the image was decoded; give it more time"
 _AFTER_HOLDERS_S = 0.01
 """Seconds for which a request waits longer than its thread waits for holders, whose error says what is missing."""
-_STATUS_OF: dict[type[Exception], int] = {
+_STATUS_OF: dict[type[RequestError], int] = {
     Overloaded: 503,
     SourceClosed: 503,
     BudgetExceeded: 504,
@@ -235,8 +234,8 @@ class Service:
             raise BudgetExceeded("the budget ended before there was an answer; give it more time")
         except (DataError, UsageError) as error:
             raise Refusal(400, str(error)) from None
-        except (LsEdgeError, OSError) as error:  # those of the system pass, such as no descriptor for a decoder
-            status = _STATUS_OF.get(type(error), 500 if isinstance(error, RequestError) else 503)
+        except RequestError as error:
+            status = _STATUS_OF.get(type(error), 500)
             raise Refusal(status, str(error), RETRY_AFTER if status == 503 else None) from None
         finally:
             submitting.add_done_callback(lambda _: [future.cancel() for future in futures])

@@ -25,7 +25,7 @@ class StemAndHead:
     def __init__(self, bundle: Bundle, settings: Settings, entry: SourceEntry) -> None:
         """Open and warm up the engines of the settings, or else of ``entry`` in ``peers.yaml``."""
         self.threads = settings.threads or entry.threads or 1
-        provider = settings.provider or (None if settings.engine == "tensorrt" else entry.provider)
+        provider = settings.provider or (entry.provider if settings.engine in (None, "onnx") else None)
         image = bundle.manifest.image
         self._largest = max(max(mean, 1 - mean) / std for mean, std in zip(image.mean, image.std, strict=True))
         """Largest absolute value of a preprocessed image."""

@@ -132,6 +132,17 @@ def test_a_tar_of_class_tars_is_imagenets_archive(tmp_path, wrapped, inside):
         found = open_data(str(source), "train")
         assert found.classes == ("n01", "n02")
         assert [image.read() for image in found.images] == [b"n01", b"n02"]
+    (classes / "n03.tar").symlink_to("n01.tar")
+    with pytest.raises(DataError, match="several names lead to the same tar; keep one of them"):
+        open_data(str(classes), "train")
+
+
+def test_a_compressed_tar_in_a_compressed_tar_is_refused(tmp_path):
+    write_tar(tmp_path / "cat.tar.gz", {"1.png": b"x"}, "w:gz")
+    with tarfile.open(tmp_path / "all.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "cat.tar.gz", arcname="cat.tar.gz")
+    with pytest.raises(DataError, match="compress it once"):
+        open_data(str(tmp_path / "all.tar.xz"), "train")
 
 
 def test_a_stray_image_next_to_the_wrapper_is_counted(tmp_path):

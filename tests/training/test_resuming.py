@@ -113,7 +113,7 @@ def test_a_run_is_not_resumed_on_changed_data(tmp_path, change):
         (data / "cat").rename(data / "x")
         (data / "dog").rename(data / "cat")
         (data / "x").rename(data / "dog")
-    with pytest.raises(RunError, match=r"data has changed since .*run was started"):
+    with pytest.raises(RunError, match=r"data or its split has changed since .*run was started"):
         train(config, tmp_path / "run", reporter=Silent(), resume=True)
 
 

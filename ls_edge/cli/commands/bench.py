@@ -141,7 +141,7 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
     if size >= 2**31 or (memory is not None and _MERGING * size > memory[1] * 2**30):
         return (
             None,
-            f"merging parts takes {_MERGING} times their {size / 2**20:,.0f} MiB in memory, and 2 GB is the limit",
+            f"merging its {size / 2**20:,.0f} MiB takes {_MERGING} times as much memory, and a file holds 2 GB",
         )
     blocks = [bundle.read(f"block {index}") for index in range(bundle.num_blocks)]
     try:

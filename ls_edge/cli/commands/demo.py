@@ -95,7 +95,15 @@ def command(out: Path, limit: int) -> None:
 
     charts.write_svg(out / "over-time.svg", charts.latency_over_time(RunData(*runs[0][1:])))  # of the README
     report, title = out / "report.html", "ls-edge demo: one vision transformer on three peers"
-    write_comparison(report, runs, title=title, lede=_headline(accuracy))
+    tuned, usual = (
+        (show_percent(found.sequential.top1), show_percent(found.arbitrary.top1_mean))
+        for found in (accuracy["fine-tuned"], accuracy["usual"])
+    )
+    lede = (
+        f"In random order of the blocks the fine-tuned model has {tuned[1]} accuracy, in the trained order {tuned[0]}; "
+        f"the model that was trained as usual falls from {usual[0]} to {usual[1]}."
+    )
+    write_comparison(report, runs, title=title, lede=lede)
     summaries = {name: summary for name, summary, _, _ in runs}
     seconds = round(time.monotonic() - started, 1)
     write_json(out / "demo.json", {"accuracy": accuracy, "runs": summaries, "seconds": seconds})
@@ -174,17 +182,6 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
         raise measured.error
     summary = summarize(measured.records, measured.events, measured.context)
     return scene.name, summary, measured.records, measured.events
-
-
-def _headline(accuracy: dict[str, Evaluation]) -> str:
-    tuned, usual = (
-        (show_percent(found.sequential.top1), show_percent(found.arbitrary.top1_mean))
-        for found in (accuracy["fine-tuned"], accuracy["usual"])
-    )
-    return (
-        f"In random order of the blocks the fine-tuned model has {tuned[1]} accuracy, in the trained order {tuned[0]}; "
-        f"the model that was trained as usual falls from {usual[0]} to {usual[1]}."
-    )
 
 
 def _run_command(console: Console, *words: object) -> str:

@@ -179,7 +179,7 @@ def _source(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> tuple
     profiles = inputs.profiles if inputs.source is None else (inputs.source,)
     known = [(sum(ends), number, ends) for number, one in enumerate(profiles) if (ends := _ends_ms(one.profile))]
     if not known:
-        assumed.append("stem and head take as long as a block each: not measured (--source FILE)")
+        assumed.append(f"stem and head take as long as a block each: not measured on {profiles[0].name}")
         known = [(one.profile.block_ms, number, (one.profile.block_ms,) * 2) for number, one in enumerate(profiles)]
     _, number, (stem_ms, head_ms) = min(known)
     one = profiles[number]
@@ -221,14 +221,18 @@ def _device(
         slower = profile.block_ms / max(fastest.profile.block_ms, 1e-9)
         stem, head = _ends_ms(fastest.profile) or (fastest.profile.block_ms,) * 2
         ends = stem * slower, head * slower
-        assumed.append(f"stem and head are slower on {one.name} than on {fastest.name} by the same factor as a block")
+        if _ends_ms(fastest.profile) is not None:
+            assumed.append(
+                f"stem and head are slower on {one.name} than on {fastest.name} by the same factor as a block"
+            )
     free = profile.device.available_bytes
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much")
     block_bytes, parts = max(1, profile.block_memory_bytes), {part.part for part in profile.parts}
     files = sum(part.file_bytes > 0 for part in profile.parts if part.part not in ENDS.values())
     missing = {*ENDS.values()} - parts  # a peer may have neither stem nor head
-    taken = profile.memory_bytes + sum(part.taken_bytes for part in fastest.profile.parts if part.part in missing)
+    known = {part.part: part.taken_bytes for part in fastest.profile.parts}
+    taken = profile.memory_bytes + sum(known.get(part, bundle.part(part).bytes) for part in missing)
     room: float = block_bytes * bundle.num_blocks + taken
     if free is not None:  # a block that is being loaded takes its size twice
         room = max(0.0, min(memory_for_engines(free, profile.device.l4t), free - block_bytes))

@@ -62,7 +62,7 @@ def sites_of(
     """
     count = len(problem.devices)
     held = sum(map(problem.room, problem.devices)) * settings.devices // count  # by the whole fleet
-    fits = held // (problem.num_blocks * (replicas or 1))
+    fits = settings.devices // math.ceil(problem.num_blocks * (replicas or 1) * settings.devices / max(1, held))
     number = max(1, min(math.ceil(settings.devices / SITE_SIZE), fits))
     if settings.devices < count:
         raise UsageError(

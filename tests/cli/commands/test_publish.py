@@ -126,7 +126,7 @@ def test_a_method_with_parameters_is_read_back_but_not_by_timm_alone(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "timm alone cannot load it" in card
     assert '"timm"' not in card
-    with pytest.raises(Exception, match="config.json"):
+    with pytest.raises(Exception, match=r"config\.json"):
         timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     assert load_run(tmp_path / "out").weights_sha256 == load_run(tmp_path / "run").weights_sha256
 

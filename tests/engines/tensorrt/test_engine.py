@@ -79,8 +79,8 @@ def test_float32_inside_files_of_every_precision_is_exact(bundle, gpu, exact, pr
     "why",
     [
         "Error Code 1: Serialization (header.magicTag == kEXPECTED_MAGIC_TAG failed",
-        "Error Code 6: API Usage Error (The engine plan file is not compatible with this version of TensorRT, expecting "
-        "library version 10.12.0.36 got 10.3.0.30, please rebuild.)",
+        "Error Code 6: API Usage Error (The engine plan file is not compatible with this version of TensorRT, "
+        "expecting library version 10.12.0.36 got 10.3.0.30, please rebuild.)",
         "(The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.6, please "
         "rebuild.)",
         "Serialization assertion e.offset >= cursor failed",

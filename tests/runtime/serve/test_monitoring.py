@@ -165,6 +165,29 @@ def test_alerts_fire_in_a_course_of_minutes(write_peers, tiny_bundle, tmp_path, 
     promtool("test", "rules", tmp_path / "test.yml")
 
 
+STATES = {
+    "LsEdgeProcessDown": ('up{job="ls-edge-peer"}', "1", "0"),
+    "LsEdgeBlocksMissing": ("ls_edge_source_missing_blocks{}", "0", "2"),
+    "LsEdgePeerNotWarm": ("ls_edge_peer_warm{}", "1", "0"),
+    "LsEdgePeerUnreachable": ("ls_edge_neighbor_up{}", "1", "0"),
+    "LsEdgeDeviceThrottled": ("ls_edge_device_throttled{}", "0", "1"),
+}
+"""Metric of each alert about a state, its value if all is well, and another one."""
+
+
+@pytest.mark.parametrize("flaps", [True, False])
+@pytest.mark.parametrize("alert", STATES)
+def test_alerts_fire_for_states_that_flap_and_not_for_a_moment(tmp_path, alert, flaps):
+    metric, well, bad = STATES[alert]
+    values = f"{bad} {bad} {bad} {well} " * 20 if flaps else f"{bad} {bad} {bad} " + f"{well} " * 77
+    expression = f'count(count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}[400s])) or vector(0)'
+    expected = {"expr": expression, "eval_time": "395s", "exp_samples": [{"labels": "{}", "value": int(flaps)}]}
+    course = {"interval": "5s", "input_series": [{"series": metric, "values": values}], "promql_expr_test": [expected]}
+    test = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "5s", "tests": [course]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    promtool("test", "rules", tmp_path / "test.yml")
+
+
 def with_instance(name):
     return f'{name[:-1]},instance="server"}}' if name.endswith("}") else f'{name}{{instance="server"}}'
 
