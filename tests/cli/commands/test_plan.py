@@ -126,7 +126,7 @@ def test_a_known_file_keeps_addresses_and_tokens_have_its_codec(command, bundle,
         encoding="utf-8",
     )
     found = planned(
-        command, "--bundle", bundle, "--profiles", profile("a", tenths=2), profile("2e3", tenths=2), "--objective",
+        command, "--bundle", bundle, "--profiles", profile("a", tenths=3), profile("2e3", tenths=3), "--objective",
         "latency", "--mbit", 10, "--out", out, "--peers", base,
     )  # fmt: skip
     assert found["recommendation"] == "split"
