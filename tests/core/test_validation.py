@@ -87,7 +87,7 @@ FAULTS_OF_KINDS = [
     ("more: {deep: [1, 1e999]}", 1, 18, "deep is 1e999; it has to be a finite number"),
     (f"threads: {2**70}", 1, 10, f"threads is {2**70}; it has to be a finite number within 64 bits"),
     ("on: true", 1, 1, "the key 'on' is not text; put it in quotes, or correct it"),
-    (f"? {'k' * 2000}\n: 1e999", 2, 3, "… is 1e999; it has to be a finite number"),
+    (f"? {'k' * 2000}\n: 1e999", 2, 3, "kk is 1e999; it has to be a finite number"),
     ("? [1]\n: 2", 1, 3, "the key a list or group of keys is not text"),
 ]
 
