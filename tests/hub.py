@@ -95,7 +95,7 @@ class Hub:
         if path == "/api/repos/create":
             asked = json.loads(body)
             name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
-            self.commits.setdefault(name, {})
+            self.commits.setdefault(name, {"0" * 40: {}})
             self.answer(handler, 200, {"url": f"{self.url}/{name}", "name": name})
         elif "preupload" in parts:
             files = [
@@ -111,7 +111,8 @@ class Hub:
             repository = "/".join(parts[2:4])
             before = self.commits[repository].get(self.newest(repository), {}) if self.commits[repository] else {}
             commit = hashlib.sha1(body).hexdigest()
-            self.commits[repository][commit] = {**before, **files}
+            gone = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
+            self.commits[repository][commit] = {name: before[name] for name in before if name not in gone} | files
             url = f"{self.url}/{repository}/commit/{commit}"
             self.answer(handler, 200, {"success": True, "commitOid": commit, "commitUrl": url})
         else:

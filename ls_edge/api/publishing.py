@@ -172,7 +172,7 @@ def _upload(folder: Path, to: str, name: str) -> str:
             folder_path=folder,
             revision=hub_repository(to)[1] or None,
             commit_message="Publish with ls-edge",
-            delete_patterns=["config.json", "method.safetensors"],  # of an earlier model
+            delete_patterns=["config.*", "eval.json", "manifest.json", "method.safetensors"],  # of an earlier model
         )
 
     return f"hf-hub:{name}@{ask_hub(to, send).oid}"

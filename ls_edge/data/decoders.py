@@ -140,9 +140,11 @@ class Decoders(Closing):
                     return decoder
                 decoder.kill()
             if self._factory is not None:
-                with contextlib.suppress(OSError, EOFError):
+                try:
                     return self._factory.fork()
-                self._factory.close()  # it was killed
+                except (ConnectionError, EOFError, TimeoutError):  # it was killed
+                    self._factory.close()
+                    self._factory = None
             self._factory = _Factory()
             try:
                 return self._factory.fork()

@@ -115,11 +115,6 @@ class Sensors:
         """Return the current power in watts of each card that reports it."""
         return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
 
-    def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
-        """Return the energy counter of each card that has one, in the format of :meth:`energy_uj`."""
-        joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
-        return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
-
     def channel_watts(self) -> dict[str, float]:
         """Return the watts of each INA3221 channel that has a label and a reading, and of each INA238.
 

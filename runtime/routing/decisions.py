@@ -185,12 +185,18 @@ class Decisions:
         self._look_at = 0.0
         """Time at which to check waiting requests without an event."""
         self.actions: Actions = {
-            RunHere: lambda request, step: self.run_here(request, step.block),
+            RunHere: self._run_here,
             SendTo: self._hand_on,
             Wait: self._wait_for_credit,
             Hold: self._hold,
-            OutOfBudget: lambda request, _step: self.rules.out_of_budget(request),
+            OutOfBudget: self._end,
         }
+
+    def _run_here(self, request: HeldRequest, step: RunHere) -> None:
+        self.run_here(request, step.block)
+
+    def _end(self, request: HeldRequest, _step: OutOfBudget) -> None:
+        self.rules.out_of_budget(request)
 
     # Choice of the requests to decide.
 

@@ -126,8 +126,8 @@ class DeviceCollector(Collector):
         """Yield the metrics for which the device has sensors."""
         sensors = self._sensors
         state = sensors.state()
-        energy = {**sensors.energy_uj(), **sensors.gpu_energy_uj()}
-        joules = {name: microjoules / 1e6 for name, (microjoules, _) in energy.items()}
+        joules = {name: microjoules / 1e6 for name, (microjoules, _) in sensors.energy_uj().items()}
+        joules |= {f"gpu{place}": gpu.joules for place, gpu in enumerate(sensors.gpus()) if gpu.joules is not None}
         watts = {**sensors.channel_watts(), **sensors.gpu_watts()}
         name, labels = "ls_edge_device", ["sensor"]
         yield _by_label(GaugeMetricFamily(f"{name}_power_watts", "Present power.", labels=labels), watts)

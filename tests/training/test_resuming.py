@@ -13,7 +13,7 @@ import pytest
 
 import ls_edge
 from ls_edge.cli.main import main
-from ls_edge.core.errors import RunError, TrainingStopped
+from ls_edge.core.errors import RunError, TrainingStopped, UsageError
 from ls_edge.training.config import to_yaml
 from ls_edge.training.logs import open_log
 from ls_edge.training.loop import train
@@ -122,6 +122,14 @@ def edit(run, old, new):
     path = run / "config.yaml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(("start", "out"), [("run", "run"), ("run/model.safetensors", "run"), ("run", "link")])
+def test_a_start_is_not_replaced_by_its_own_training(tmp_path, start, out):
+    train(settings(epochs=0), tmp_path / "run", reporter=Silent())
+    (tmp_path / "link").symlink_to("run")
+    with pytest.raises(UsageError, match=r"--out .* would replace what training starts from; name another folder"):
+        train(settings(init=str(tmp_path / start)), tmp_path / out, reporter=Silent(), overwrite=True)
 
 
 def test_what_a_full_disk_leaves_of_a_start_may_be_repeated(tmp_path):

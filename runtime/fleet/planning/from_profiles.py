@@ -179,7 +179,9 @@ def _source(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> tuple
     profiles = inputs.profiles if inputs.source is None else (inputs.source,)
     known = [(sum(ends), number, ends) for number, one in enumerate(profiles) if (ends := _ends_ms(one.profile))]
     if not known:
-        assumed.append(f"stem and head take as long as a block each: not measured on {profiles[0].name}")
+        assumed.append(
+            f"stem and head take as long as a block each: not measured on {', '.join(one.name for one in profiles)}"
+        )
         known = [(one.profile.block_ms, number, (one.profile.block_ms,) * 2) for number, one in enumerate(profiles)]
     _, number, (stem_ms, head_ms) = min(known)
     one = profiles[number]

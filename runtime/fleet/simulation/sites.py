@@ -61,9 +61,8 @@ def sites_of(
     requests are left out. Raise :class:`UsageError` if a site has no room for the model.
     """
     count = len(problem.devices)
-    held = sum(map(problem.room, problem.devices)) * settings.devices // count  # by the whole fleet
-    fits = settings.devices // math.ceil(problem.num_blocks * (replicas or 1) * settings.devices / max(1, held))
-    number = max(1, min(math.ceil(settings.devices / SITE_SIZE), fits))
+    rounds = math.ceil(problem.num_blocks * (replicas or 1) / max(1, sum(map(problem.room, problem.devices))))
+    number = max(1, min(math.ceil(settings.devices / SITE_SIZE), settings.devices // (count * rounds)))
     if settings.devices < count:
         raise UsageError(
             f"--devices {settings.devices} is less than the number of profiles ({count}); raise it, or leave profiles "

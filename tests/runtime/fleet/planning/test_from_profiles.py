@@ -159,7 +159,7 @@ def test_the_source_is_as_fast_as_the_fastest_device_unless_its_profile_is_given
     assert not assumes(assumptions, "--source FILE")
     problem, assumptions = problem_of(bundle, PlanningInputs((peer,)))
     assert (problem.source.stem_ms, problem.devices[0].head_ms) == (2.0, 2.0)
-    assert assumes(assumptions, "stem and head take as long as a block each: not measured (--source FILE)")
+    assert assumes(assumptions, "stem and head take as long as a block each: not measured on peer")
 
 
 def test_profiles_of_other_models_are_refused_and_throttling_is_named(bundle, make_profile):
