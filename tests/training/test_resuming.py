@@ -124,12 +124,21 @@ def edit(run, old, new):
     path.write_text(path.read_text().replace(old, new))
 
 
-@pytest.mark.parametrize(("start", "out"), [("run", "run"), ("run/model.safetensors", "run"), ("run", "link")])
-def test_a_start_is_not_replaced_by_its_own_training(tmp_path, start, out):
+def test_a_start_that_was_trained_again_on_another_split_is_noticed(tmp_path):
+    again = settings(init=str(tmp_path / "start"), method="anyorder")
+    train(settings(epochs=0), tmp_path / "start", reporter=Silent())
+    with pytest.raises(KeyboardInterrupt):
+        train(again, tmp_path / "run", reporter=Stops())
+    train(settings(epochs=0, changes=["data.split_seed=5"]), tmp_path / "start", reporter=Silent(), overwrite=True)
+    with pytest.raises(RunError, match=r"digits or its split has changed since .*run was started"):
+        train(again, tmp_path / "run", reporter=Silent(), resume=True)
+
+
+@pytest.mark.parametrize("start", ["run", "run/model.safetensors"])
+def test_a_start_is_not_replaced_by_its_own_training(tmp_path, start):
     train(settings(epochs=0), tmp_path / "run", reporter=Silent())
-    (tmp_path / "link").symlink_to("run")
     with pytest.raises(UsageError, match=r"--out .* would replace what training starts from; name another folder"):
-        train(settings(init=str(tmp_path / start)), tmp_path / out, reporter=Silent(), overwrite=True)
+        train(settings(init=str(tmp_path / start)), tmp_path / "run", reporter=Silent(), overwrite=True)
 
 
 def test_what_a_full_disk_leaves_of_a_start_may_be_repeated(tmp_path):
